@@ -1,0 +1,54 @@
+// The two sources of non-determinism that pure code must be handed: time and randomness.
+#pragma once
+
+#include "paramwire/base/error.hpp"
+
+#include <cstdint>
+#include <limits>
+
+namespace paramwire {
+
+// Microseconds. Points in time are on CLOCK_MONOTONIC (steady, not comparable between hosts or boots).
+using Micros = std::int64_t;
+inline constexpr Micros kMicrosPerSecond = 1'000'000;
+inline constexpr Micros kNever = std::numeric_limits<Micros>::max();
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual Micros now() const = 0;
+};
+
+// CLOCK_MONOTONIC. Any thread.
+Clock& steady_clock();
+
+// A clock that tests move by hand. One thread.
+class ManualClock final : public Clock {
+ public:
+  Micros now() const override { return now_; }
+  void advance(Micros by) { now_ += by; }
+
+ private:
+  Micros now_ = 1;
+};
+
+// xoshiro256** 1.0 (Blackman and Vigna, public domain), seeded by splitmix64: reproducible from one 64-bit seed, not for
+// secrets. One thread.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed);
+  std::uint64_t next();
+  // Uniform in [0, bound), bound > 0.
+  std::uint64_t below(std::uint64_t bound);
+  // True with probability `percent` of 100.
+  bool chance(std::uint32_t percent) { return below(100) < percent; }
+
+ private:
+  std::uint64_t state_[4];
+};
+
+// 64 bits from getrandom(2), for incarnations, client ids and publish ids. Any thread.
+// errors: kUnavailable when the kernel gives none.
+Result<std::uint64_t> system_random();
+
+}  // namespace paramwire
