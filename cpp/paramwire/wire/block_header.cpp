@@ -1,0 +1,19 @@
+#include "paramwire/wire/block_header.hpp"
+
+#include "paramwire/base/crc.hpp"
+
+namespace paramwire {
+
+std::uint32_t slot_header_crc(const SlotHeader& header) noexcept {
+  return crc32c(std::as_bytes(std::span(&header, 1)).first(offsetof(SlotHeader, header_crc)));
+}
+
+const char* verify(const SlotHeader& header) noexcept {
+  if (header.seq % 2 != 0) return "seq odd";
+  if (header.header_crc != slot_header_crc(header)) return "header CRC";
+  if (header.epoch == 0 || header.version_counter == 0) return "version zero";
+  if (header.codec == static_cast<std::uint16_t>(CodecId::kRaw) && header.stored_size != header.raw_size) return "stored size";
+  return nullptr;
+}
+
+}  // namespace paramwire
