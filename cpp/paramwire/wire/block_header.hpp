@@ -61,8 +61,9 @@ static_assert(std::has_unique_object_representations_v<ExtentRow>);
 
 // Where a block's slot lies, in one server incarnation. A hint: bytes are accepted only against a manifest.
 struct Locator {
-  std::uint32_t arena = 0;
-  std::uint64_t header_offset = 0;   // bytes from the arena's start, 64-byte aligned
+  std::uint16_t arena = 0;           // of the payload
+  std::uint16_t header_arena = 0;
+  std::uint64_t header_offset = 0;   // bytes from its arena's start, 64-byte aligned
   std::uint64_t payload_offset = 0;  // bytes from the arena's start, 16-byte aligned
   std::uint64_t seq = 0;             // what the header's seq was when the locator was made
   bool operator==(const Locator&) const noexcept = default;

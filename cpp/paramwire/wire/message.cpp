@@ -231,14 +231,16 @@ Result<ManifestMessage> ManifestMessage::decode(std::span<const std::byte> meta)
 
 void append_locator(Bytes& target, const Locator& locator) {
   ByteWriter out(target);
-  out.put<std::uint32_t>(locator.arena);
+  out.put<std::uint16_t>(locator.arena);
+  out.put<std::uint16_t>(locator.header_arena);
   out.put<std::uint64_t>(locator.header_offset);
   out.put<std::uint64_t>(locator.payload_offset);
   out.put<std::uint64_t>(locator.seq);
 }
 Locator read_locator(std::span<const std::byte, kLocatorBytes> bytes) noexcept {
   Locator locator;
-  locator.arena = load_le<std::uint32_t>(bytes.data());
+  locator.arena = load_le<std::uint16_t>(bytes.data());
+  locator.header_arena = load_le<std::uint16_t>(bytes.data() + 2);
   locator.header_offset = load_le<std::uint64_t>(bytes.data() + 4);
   locator.payload_offset = load_le<std::uint64_t>(bytes.data() + 12);
   locator.seq = load_le<std::uint64_t>(bytes.data() + 20);

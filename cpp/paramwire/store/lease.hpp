@@ -1,0 +1,54 @@
+// Leases: pins of a snapshot with a deadline. Pure: the caller brings the time.
+//
+// A lease protects copied fetches, which verify again anyway; what it buys is that the fetch never sees a change.
+// One thread (the store's lock).
+#pragma once
+
+#include "paramwire/base/env.hpp"
+#include "paramwire/base/types.hpp"
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace paramwire {
+
+class LeaseTable {
+ public:
+  // `max_leases` bounds what clients can make the server keep.
+  explicit LeaseTable(std::uint32_t max_leases) : max_leases_(max_leases) {}
+
+  // errors: kBackpressure at the limit.
+  Result<std::uint64_t> grant(Version version, Micros ttl, Micros now);
+  // errors: kStale when the lease ended (expired, revoked, released, or never was).
+  Status renew(std::uint64_t lease, Micros ttl, Micros now);
+  // Ending a lease that is gone is not an error: the wish is met.
+  void release(std::uint64_t lease);
+
+  // Ends the leases whose deadline has passed. Call it after the renewals that were queued at `now` have been handled: a
+  // server that was paused must not expire what its clients renewed in time.
+  void expire(Micros now);
+  // Ends the oldest lease if it was granted `age` ago or earlier; returns its version.
+  std::optional<Version> revoke_oldest(Micros age, Micros now);
+
+  bool holds(Version version) const { return held_.contains(version); }
+  std::vector<Version> held_versions() const;
+  std::size_t count() const noexcept { return leases_.size(); }
+  std::optional<Micros> next_deadline() const;
+
+ private:
+  struct Lease {
+    Version version;
+    Micros granted = 0;
+    Micros deadline = 0;
+  };
+  void end(std::map<std::uint64_t, Lease>::iterator lease);
+
+  std::uint32_t max_leases_;
+  std::uint64_t last_id_ = 0;
+  std::map<std::uint64_t, Lease> leases_;     // by id: ids grow, so the first is the oldest
+  std::map<Version, std::uint32_t> held_;     // leases per version
+};
+
+}  // namespace paramwire
