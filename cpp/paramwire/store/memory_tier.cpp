@@ -178,7 +178,7 @@ std::vector<Availability> available_tiers() {
     Availability row{spec, false, ""};
     auto tier = open_tier(spec, options);
     if (tier.ok()) {
-      auto span = (*tier)->allocate(16, 16);
+      auto span = (*tier)->allocate(16);
       row.usable = span.ok();
       if (!span.ok()) row.reason = span.error().to_string();
     } else {

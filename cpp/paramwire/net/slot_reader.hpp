@@ -1,0 +1,68 @@
+// One-sided reads of a slot by the slot protocol: shared by every transport that reads a server's memory directly.
+//
+// Order is the proof: payload first, complete; then the header; the bytes count only if the header is whole, its seq is the
+// locator's, its block, version and epoch are the manifest's, and the payload's CRC is the manifest's. A header read in one
+// go with the payload proves nothing, since neither PCIe nor a store buffer keeps the two in order. Source: wire/FORMAT.md,
+// "Reading a slot"; the fences of the writer are in store/slot_table.cpp.
+#pragma once
+
+#include "paramwire/base/buffer.hpp"
+#include "paramwire/base/error.hpp"
+#include "paramwire/net/transport.hpp"
+#include "paramwire/wire/block_header.hpp"
+
+#include <cstdint>
+#include <list>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace paramwire {
+
+// Memory of a server as a transport sees it. Every call is complete when it returns: what a later call reads is read later.
+// errors: kStale for an arena or range that is not there (the locator is of another time), or the transport's own.
+class RemoteMemory {
+ public:
+  virtual ~RemoteMemory() = default;
+  // Copies target.size() bytes; returns the CRC of the bytes as they were copied, chained after `before`.
+  virtual Result<std::uint64_t> copy_crc64(std::uint16_t arena, std::uint64_t offset, std::span<std::byte> target, std::uint64_t before) = 0;
+  virtual Result<std::uint32_t> copy_crc32c(std::uint16_t arena, std::uint64_t offset, std::span<std::byte> target) = 0;
+  virtual Status copy(std::uint16_t arena, std::uint64_t offset, std::span<std::byte> target) = 0;
+  // The 64 bytes of a slot header, read after everything before it.
+  virtual Result<SlotHeader> header(std::uint16_t arena, std::uint64_t offset) = 0;
+};
+
+class SlotReader {
+ public:
+  SlotReader(RemoteMemory& memory, const OmittedReadChecks& omitted) : memory_(memory), omitted_(omitted) {}
+
+  // Reads item.range of the block into item.target and sets item.result. One thread.
+  void read(BlockRead& item);
+  // The header must vouch for `entry` at `locator`. kStale with the reason when it does not.
+  Status check_header(const SlotHeader& header, const ManifestEntry& entry, const Locator& locator) const;
+  std::uint64_t wire_bytes() const noexcept { return wire_bytes_; }
+
+ private:
+  struct Table {
+    std::uint64_t key = 0;  // CRC-64 of the block and its id, mixed
+    std::vector<ExtentRow> rows;
+  };
+  Status read_whole(BlockRead& item);
+  Status read_range(BlockRead& item);
+  Status read_extents(BlockRead& item, std::span<const ExtentRow> rows);
+  Result<std::span<const ExtentRow>> extent_table(const ManifestEntry& entry, const Locator& locator);
+  Result<std::span<std::byte>> scratch();
+  Status settle(const BlockRead& item, bool bytes_match);
+
+  RemoteMemory& memory_;
+  OmittedReadChecks omitted_;
+  Buffer scratch_;              // one extent, for the edges of ranged reads
+  std::list<Table> tables_;     // most recently used first, bounded
+  std::uint64_t wire_bytes_ = 0;
+};
+
+// Rows of a table of `table` bytes for a block of `raw_size` bytes, once its CRC was found to be `expected`.
+// errors: kCorrupt for a wrong length, CRC, or row sizes that do not add up.
+Result<std::vector<ExtentRow>> parse_extent_table(std::span<const std::byte> table, std::uint64_t raw_size, std::uint32_t expected);
+
+}  // namespace paramwire

@@ -1,0 +1,56 @@
+// The client's half of a block read over a byte stream: GET out, DATA in, checked while it arrives. No socket inside.
+//
+//   bytes = read.start(request)                        -> send them
+//   on kHead:  target = read.on_head(header, meta)     -> parser.set_body(target)
+//   on kBody:  read.on_body(part)                         CRC runs over bytes that are hot in cache
+//   on kEnd:   item.result = read.finish()
+// One thread.
+#pragma once
+
+#include "paramwire/base/buffer.hpp"
+#include "paramwire/net/transport.hpp"
+#include "paramwire/wire/frame.hpp"
+#include "paramwire/wire/message.hpp"
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace paramwire {
+
+class StreamRead {
+ public:
+  // `item` must stay until finish(); `incarnation` is the one whose manifest promised the block.
+  StreamRead(BlockRead& item, const Incarnation& incarnation, const OmittedReadChecks& omitted);
+
+  // errors: kBackpressure when the scratch for the edges of a ranged read can't be had.
+  Result<Bytes> start(std::uint64_t request);
+  // The answer's header. An ERROR answer is taken as the result (the stream stays usable).
+  // errors: kCorrupt for an answer that is not to this question; the stream must be closed.
+  Result<FrameParser::BodyTarget> on_head(const FrameHeader& header, std::span<const std::byte> meta);
+  void on_body(std::span<const std::byte> part);
+  Status finish();
+  std::uint64_t wire_bytes() const noexcept { return wire_bytes_; }
+
+ private:
+  Status check_data(const DataMessage& data);
+  FrameParser::BodyTarget place();
+  void end_extent();
+
+  BlockRead& item_;
+  Incarnation incarnation_;
+  OmittedReadChecks omitted_;
+  bool whole_ = false;           // one CRC-64 over all stored bytes; else a CRC-32C an extent
+  ByteRange stored_;             // asked for: whole extents
+  Buffer head_, tail_;           // extents of which only a part is wanted
+  std::uint64_t head_skip_ = 0;  // bytes of head_ before the range
+  std::vector<ExtentRow> rows_;
+  Status result_;
+  bool answered_ = false;
+  std::uint64_t crc64_ = 0;
+  std::uint32_t extent_crc_ = 0;
+  std::uint64_t arrived_ = 0;
+  std::uint64_t wire_bytes_ = 0;
+};
+
+}  // namespace paramwire

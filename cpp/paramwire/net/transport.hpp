@@ -1,0 +1,97 @@
+// The transport seam is a verified block read, not raw memory: a link takes blocks that a manifest promised and hands out
+// either exactly those bytes or an error. Implementations: shm (one-sided, same host), tcp (reference, anywhere).
+//
+// A link is the client side of one transport to one server. Links are synchronous: who wants to overlap uses a second
+// thread (client/fetcher.hpp); a batch is pipelined inside.
+#pragma once
+
+#include "paramwire/base/env.hpp"
+#include "paramwire/base/error.hpp"
+#include "paramwire/wire/block_header.hpp"
+#include "paramwire/wire/manifest.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace paramwire {
+
+// Reader's checks that can be left out: `crc` by users who measure a transport bare (verify=false), the others only by the
+// simulation's mutation check. Everything is on by default.
+struct OmittedReadChecks {
+  bool crc = false;      // CRC-64 or extent CRCs of the payload, and of slot headers
+  bool seq = false;      // the second look at the slot header
+  bool version = false;  // block id and version counter
+  bool epoch = false;    // epoch and incarnation
+};
+
+// One block, or a contiguous range of one, to be read into the caller's memory.
+struct BlockRead {
+  ManifestEntry entry;          // what the bytes must be; its string views are used in error texts only
+  Locator locator;              // where a one-sided transport finds them; unused by others
+  ByteRange range;              // of the raw bytes; {0, entry.raw_size} is the whole block
+  std::span<std::byte> target;  // exactly range.size bytes; undefined after an error
+  // Set by the link:
+  //   kStale        the block changed or is gone: refresh the snapshot (what an optimistic reader retries)
+  //   kCorrupt      the bytes are not what the manifest promised, though nothing changed: read elsewhere
+  //   kTimeout, kUnreachable   as for the link; also for those of a batch that were not reached
+  Status result;
+};
+
+struct LinkStats {
+  std::uint64_t reads = 0;             // blocks or ranges asked for
+  std::uint64_t bytes = 0;             // raw bytes handed out, verified
+  std::uint64_t wire_bytes = 0;        // stored bytes moved, whole extents of ranged reads included
+  std::uint64_t blocks_verified = 0;   // reads that passed their CRC
+  std::uint64_t changed = 0;           // reads refused because the slot or version had changed
+  std::uint64_t corrupt = 0;           // reads refused by CRC
+  std::uint64_t views = 0;             // zero-copy views given
+  std::uint64_t views_verified = 0;    // first views, whose CRC was run
+};
+
+// A zero-copy view of a block, or of a range: the bytes stay put until release(), whatever is published meanwhile.
+// Move-only; may outlive its link; released by the destructor. One thread.
+class BlockView {
+ public:
+  class Pin {  // what keeps the bytes; one implementation per transport
+   public:
+    virtual ~Pin() = default;
+  };
+  BlockView() = default;
+  BlockView(std::span<const std::byte> bytes, std::unique_ptr<Pin> pin, bool verified_now)
+      : bytes_(bytes), pin_(std::move(pin)), verified_now_(verified_now) {}
+  std::span<const std::byte> bytes() const noexcept { return bytes_; }
+  bool verified_now() const noexcept { return verified_now_; }  // this call ran the CRC; false: it had been run before
+  void release() noexcept {
+    pin_.reset();
+    bytes_ = {};
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::unique_ptr<Pin> pin_;
+  bool verified_now_ = false;
+};
+
+class Link {
+ public:
+  virtual ~Link() = default;
+  virtual std::string_view transport() const noexcept = 0;  // "shm", "tcp"
+  virtual bool one_sided() const noexcept = 0;              // needs locators
+
+  // Reads every item of `batch`; each gets its `result`. threads: one at a time. blocks: until all are done or `deadline`
+  // (steady_clock) passed, when the rest get kTimeout. A link that broke (kUnreachable, kTimeout) must be re-opened.
+  virtual void read(std::span<BlockRead> batch, Micros deadline) = 0;
+  virtual bool broken() const noexcept = 0;
+
+  // A view of `range` of the block; the whole block is verified once per (slot, seq, version) by this link.
+  // errors: kUnavailable when the transport can't (tcp); kBackpressure naming the pin limit; as BlockRead::result otherwise.
+  virtual Result<BlockView> view(const ManifestEntry& entry, const Locator& locator, ByteRange range) = 0;
+
+  virtual LinkStats stats() const = 0;
+};
+
+}  // namespace paramwire

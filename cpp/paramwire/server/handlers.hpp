@@ -1,0 +1,141 @@
+// What a server answers: frames in, frames out. No socket, no thread, no clock inside: one frame can test a handler, and the
+// simulation runs this very code.
+//
+// A Session is one connection. The edge (server/server.cpp, or the simulation's network) feeds parsed frames and sends what
+// comes back. Caller locks: one call at a time over all sessions, except body_received(), which touches only its session and
+// its slot's payload and may run outside the lock.
+#pragma once
+
+#include "paramwire/control/coordinator.hpp"
+#include "paramwire/store/block_store.hpp"
+#include "paramwire/wire/frame.hpp"
+#include "paramwire/wire/message.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace paramwire {
+
+// One frame to send: `head` (header and meta), then `body`. The body is either owned, or a held slot of the store that must
+// be handed back with Handlers::sent() once the bytes left (or the connection died).
+struct Outgoing {
+  Bytes head;
+  std::span<const std::byte> body;
+  std::shared_ptr<const Bytes> owned;        // keeps `body` when it is not a slot's
+  std::optional<SlotIndex> held;
+  int fd = -1;                               // travels beside the head (SCM_RIGHTS); stays the sender's property
+};
+
+// Gives descriptors to clients on the same host; nullptr where there is no such thing (TCP-only servers, the simulation).
+class DescriptorSource {
+ public:
+  virtual ~DescriptorSource() = default;
+  struct Pins {
+    int fd = -1;
+    std::uint32_t capacity = 0;  // words
+  };
+  // The pin table of the process at the other end of `connection`; the same one for every call of that connection.
+  virtual Result<Pins> pins(std::uint64_t connection) = 0;
+};
+
+class Session {
+ public:
+  // `local`: a unix socket, over which descriptors can pass. `connection` names it to the DescriptorSource.
+  Session(std::uint64_t connection, bool local) : connection_(connection), local_(local) {}
+
+  // Frames to send, in order. The edge takes from the front.
+  std::deque<Outgoing> outgoing;
+  bool greeted() const noexcept { return greeted_; }
+  std::uint32_t peer_pid() const noexcept { return peer_pid_; }
+
+ private:
+  friend class Handlers;
+  struct Put {
+    PublishId publish;
+    PutSlot slot;
+    std::uint64_t request = 0;
+    std::uint64_t at = 0;                       // bytes arrived
+    std::uint64_t crc64 = 0;
+    std::vector<std::uint32_t> extents;
+  };
+  struct Wait {
+    std::uint64_t request = 0;
+    SnapshotMessage snapshot;
+    Micros deadline = 0;
+  };
+  std::uint64_t connection_;
+  bool local_;
+  bool greeted_ = false;
+  std::uint32_t peer_pid_ = 0;
+  std::optional<Put> put_;                      // whose body is arriving
+  std::optional<Error> put_error_;              // of a put whose body is being dropped
+  std::uint64_t put_request_ = 0;
+  std::vector<Wait> waits_;
+};
+
+struct HandlerOptions {
+  std::string host_id;              // told to clients, see WelcomeMessage
+  std::string unix_path;
+  std::uint64_t put_bytes_max = std::uint64_t{1} << 40;  // one block; bounds what a header can ask for before allocation
+  std::uint32_t waits_max = 64;     // per session: snapshots waited for at once
+  Micros wait_max = 60 * kMicrosPerSecond;
+};
+
+class Handlers {
+ public:
+  // All must outlive the handlers. `descriptors` may be nullptr.
+  Handlers(BlockStore& store, Tier& tier, Coordinator& coordinator, DescriptorSource* descriptors, HandlerOptions options);
+
+  // A frame's header and meta arrived. If it has a body, `target` says where it goes.
+  // errors: the connection must be closed (after an ERROR frame that is already in session.outgoing).
+  Status on_head(Session& session, const FrameHeader& header, std::span<const std::byte> meta, FrameParser::BodyTarget& target, Micros now);
+  // The next bytes of a PUT's body are in place. Runs the CRCs over them. Needs no lock.
+  void on_body(Session& session, std::span<const std::byte> part) noexcept;
+  // The frame is over.
+  Status on_end(Session& session, const FrameHeader& header, Micros now);
+  // The connection is gone: open puts are cancelled, held slots in `outgoing` let go. Leases and publishes live on until
+  // their time is up, since the client may come back for them.
+  void on_closed(Session& session, Micros now);
+  // `outgoing.held` may go.
+  void sent(const Outgoing& outgoing, Micros now);
+  // Answers waits that are met or over, for every session in `sessions`; call after finish and from time to time.
+  void answer_waits(const std::vector<Session*>& sessions, Micros now);
+  void tick(Micros now) { store_.tick(now); }
+
+  // Publishes of this very process take the same steps without frames.
+  BlockStore& store() noexcept { return store_; }
+  Result<Version> finish(PublishId id, Micros now);
+  const HandlerOptions& options() const noexcept { return options_; }
+  // True once after a version was committed: somebody must call answer_waits.
+  bool take_published() noexcept { return std::exchange(published_, false); }
+
+ private:
+  Status dispatch(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now);
+  void reply(Session& session, Bytes head);
+  void reply_error(Session& session, std::uint64_t request, const Error& error);
+  Status on_hello(Session& session, std::uint64_t request, std::span<const std::byte> meta);
+  Status on_snapshot(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
+  Status answer_snapshot(Session& session, std::uint64_t request, const SnapshotMessage& message, Micros now);
+  Status on_get(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
+  Status on_arena(Session& session, std::uint64_t request, std::span<const std::byte> meta);
+  Status on_pins(Session& session, std::uint64_t request);
+  Status on_publish(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now);
+  Result<PutSlot> begin_put(const PutMessage& put, std::uint64_t body_size, Micros now);
+  void on_stat(Session& session, std::uint64_t request);
+
+  BlockStore& store_;
+  Tier& tier_;
+  Coordinator& coordinator_;
+  DescriptorSource* descriptors_;
+  HandlerOptions options_;
+  bool published_ = false;
+  std::uint64_t frames_ = 0;
+  std::uint64_t gets_ = 0;
+  std::uint64_t get_bytes_ = 0;
+};
+
+}  // namespace paramwire
