@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -83,6 +84,7 @@ struct HandlerOptions {
   std::uint64_t put_bytes_max = std::uint64_t{1} << 40;  // one block; bounds what a header can ask for before allocation
   std::uint32_t waits_max = 64;     // per session: snapshots waited for at once
   Micros wait_max = 60 * kMicrosPerSecond;
+  std::function<Result<std::uint64_t>()> random = system_random;  // for publish ids; the simulation brings its own
 };
 
 class Handlers {

@@ -93,6 +93,7 @@ class BlockStore {
 
   const Incarnation& incarnation() const noexcept { return options_.incarnation; }
   std::uint32_t epoch() const noexcept { return options_.epoch; }
+  const BlockStoreOptions& options() const noexcept { return options_; }
   std::optional<Version> newest() const noexcept { return versions_.empty() ? std::nullopt : std::optional(versions_.rbegin()->first); }
 
   // ---- publish: start / put / finish / abort. `id` is the caller's, 128 random bits.
