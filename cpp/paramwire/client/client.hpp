@@ -1,0 +1,190 @@
+// The client: snapshots of a server's parameters, fetched block by block, verified.
+//
+//   auto client = Client::connect("tcp://127.0.0.1:7411", {});
+//   auto snapshot = (*client)->snapshot({});
+//   std::vector<float> w(...);
+//   FetchRequest want{.tensor = "blk.0.attn_q.weight", .target = std::as_writable_bytes(std::span(w))};
+//   Status ok = (*snapshot)->fetch(std::span(&want, 1), {});
+//
+// Every call has a deadline: its own `timeout`, or the client's. Nothing is retried past it, nothing spins.
+// After fork() a client works in the parent only; the child gets kInvalid.
+#pragma once
+
+#include "paramwire/base/env.hpp"
+#include "paramwire/base/error.hpp"
+#include "paramwire/base/types.hpp"
+#include "paramwire/net/transport.hpp"
+#include "paramwire/wire/manifest.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace paramwire {
+
+struct ClientOptions {
+  std::string transport = "auto";            // "auto": the best that works, with the reasons in stats(); "shm" or "tcp": pinned
+  Micros timeout = 30 * kMicrosPerSecond;    // of calls that bring none
+  Micros lease_ttl = 10 * kMicrosPerSecond;  // of leased snapshots; renewed at a third of it by a thread of the client
+  bool verify = true;                        // false only to measure a transport bare: then nothing is checked (OmittedReadChecks::crc)
+  bool drop_view_pages = false;              // a released view gives its shared pages back: for readers under a memory budget
+};
+
+struct CallOptions {
+  std::optional<Micros> timeout;             // none: the client's; 0 or less: kTimeout at once
+};
+
+struct SnapshotOptions {
+  std::optional<Version> version;            // none: the newest
+  bool lease = true;                         // false: optimistic; fetches of old versions may end in kStale
+  Micros wait = 0;                           // how long to wait for `version` (or for the first one) to be published
+  std::optional<Micros> timeout;
+};
+
+// A tensor, or a contiguous row or head range of it, into caller memory of exactly its size.
+struct FetchRequest {
+  std::string_view tensor;                   // or:
+  std::optional<BlockId> block;              // a whole block by id (`tensor` and `part` are then unused)
+  Shard part;                                // of the tensor; may span blocks
+  std::span<std::byte> target;               // host memory; undefined after an error
+  Status result;                             // set by the call
+};
+
+struct TensorEntry {
+  std::string name;
+  DType dtype = DType::kU8;
+  Shape shape;
+  std::uint64_t bytes = 0;
+  std::uint32_t blocks = 0;                  // 1 unless the tensor is cut in shards
+  Version version;                           // of its newest block
+  std::string alias_of;                      // empty unless tied to another tensor
+};
+
+struct ClientStats {
+  std::string transport;                     // in use: "shm" or "tcp"
+  std::vector<std::pair<std::string, std::string>> rejected;  // transports not used, with the reason, in order of preference
+  LinkStats link;                            // sums over all links of this client
+  std::uint64_t snapshots = 0;               // manifests opened or refreshed
+  std::uint64_t manifest_bytes = 0;          // received for them
+  std::uint64_t retries = 0;                 // fetch rounds repeated for a change, a bad CRC or a lost link
+  std::uint64_t reconnects = 0;
+  std::uint64_t restarts_seen = 0;           // other incarnations met
+  std::uint64_t leases_lost = 0;
+  std::optional<Version> newest;             // newest version seen
+};
+
+class ClientImpl;
+
+// A ticket of a fetch that runs on the client's fetch thread. The targets and names of its requests must stay until it is
+// done. Any thread.
+class Ticket {
+ public:
+  bool done() const;
+  // The first error of its requests, or ok. kTimeout when it is not done in time: the fetch goes on, its targets must stay.
+  Status wait(CallOptions options = {});
+  // Seconds, 0 until done: from submission to completion.
+  double seconds() const;
+
+ private:
+  friend class ClientImpl;
+  struct State;
+  explicit Ticket(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+// One version of the whole model. Any thread. Holds its client open.
+class Snapshot {
+ public:
+  ~Snapshot();  // close(), without waiting for the server's answer
+  Version version() const noexcept;
+  const Manifest& manifest() const noexcept;
+  bool leased() const noexcept;
+
+  // Names, shapes and versions, in name order; aliases included.
+  std::vector<TensorEntry> tensors() const;
+  // errors: kNotFound naming the tensor and its nearest spelling.
+  Result<TensorEntry> find(std::string_view tensor) const;
+  // What `fetch` of that part needs: dtype, shape of the part, bytes.
+  struct Layout {
+    DType dtype = DType::kU8;
+    Shape shape;
+    std::uint64_t bytes = 0;
+  };
+  Result<Layout> layout(std::string_view tensor, const Shard& part) const;
+  Result<Layout> layout(BlockId block) const;
+  // First rows of the blocks that hold `tensor`, ascending; {0} for a whole one.
+  Result<std::vector<std::uint64_t>> row_cuts(std::string_view tensor) const;
+
+  // Fetches all requests into their targets, pipelined; returns the first error, each request has its own.
+  // errors: kInvalid for a target of the wrong size (naming both) or a closed snapshot; kNotFound; kStale when the lease was
+  //         lost, the version is gone, or the server restarted; kCorrupt; kTimeout; kUnreachable.
+  Status fetch(std::span<FetchRequest> requests, CallOptions options = {});
+  // The same on the client's fetch thread. errors: kBackpressure when 1024 tickets wait.
+  Result<Ticket> fetch_async(std::vector<FetchRequest> requests, CallOptions options = {});
+  // Zero-copy view of a part that lies in one block (shm only); stays valid when newer versions are published, after close(),
+  // and after the server died.
+  // errors: kUnavailable on transports without views; kInvalid for a part that spans blocks; as fetch.
+  Result<BlockView> view(std::string_view tensor, const Shard& part = Shard::whole());
+  Result<BlockView> view(BlockId block);
+
+  // Ends the lease. Idempotent. Tickets in flight end with kStale or complete.
+  void close();
+
+ private:
+  friend class ClientImpl;
+  struct State;
+  explicit Snapshot(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+// A publish from this process. One thread. The destructor aborts what was not finished.
+class Publisher {
+ public:
+  virtual ~Publisher() = default;
+  // Stages one block: `bytes` of exactly the part's size, in row-major order, little-endian.
+  virtual Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, CallOptions options = {}) = 0;
+  virtual Status remove(std::string_view tensor, CallOptions options = {}) = 0;
+  virtual Status alias(std::string_view tensor, std::string_view target, CallOptions options = {}) = 0;
+  // Commits, at once for all readers; idempotent.
+  virtual Result<Version> finish(CallOptions options = {}) = 0;
+  virtual void abort() = 0;
+};
+
+struct PublishOptions {
+  bool any_base = true;                      // false: only on top of `base`, so that no update is lost
+  std::optional<Version> base;
+  std::optional<Micros> timeout;
+};
+
+class Client {
+ public:
+  // `address`: "tcp://HOST:PORT", "HOST:PORT" or "unix:PATH".
+  // errors: kInvalid for a bad address or option (with the position); kUnreachable, kTimeout; kUnavailable when the pinned
+  //         transport can't be had, listing every candidate with its reason.
+  static Result<std::shared_ptr<Client>> connect(std::string_view address, const ClientOptions& options);
+  ~Client();
+
+  Result<std::shared_ptr<Snapshot>> snapshot(const SnapshotOptions& options);
+  // The newest version of each, all of one version: one control round trip, then as Snapshot::fetch; optimistic, then leased.
+  Result<Version> fetch(std::span<FetchRequest> requests, CallOptions options = {});
+  Result<std::unique_ptr<Publisher>> publish(const PublishOptions& options);
+  // Name and value of the server's counters.
+  Result<std::vector<std::pair<std::string, std::uint64_t>>> server_stats(CallOptions options = {});
+
+  ClientStats stats() const;
+  const ClientOptions& options() const noexcept;
+  std::string address() const;
+  Incarnation incarnation() const;
+  // Ends leases and threads. Idempotent. Snapshots of this client give kInvalid from now on; views stay.
+  void close();
+
+ private:
+  explicit Client(std::shared_ptr<ClientImpl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<ClientImpl> impl_;
+};
+
+}  // namespace paramwire

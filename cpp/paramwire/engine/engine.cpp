@@ -1,0 +1,365 @@
+#include "paramwire/engine/engine.hpp"
+
+#include "paramwire/base/buffer.hpp"
+#include "paramwire/base/text.hpp"
+#include "paramwire/client/planner.hpp"
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <pthread.h>
+#include <thread>
+#include <vector>
+
+namespace paramwire {
+
+namespace {
+
+// Rows by data (embeddings) are fetched in batches of at most this many bytes, taken out of the budget.
+constexpr std::uint64_t kRowsBytes = 256 * 1024;
+// Copies need a second transfer on its way while one is being received and checked; views have no transfer to hide.
+constexpr unsigned kCopyThreads = 2;
+
+double seconds(Micros span) { return static_cast<double>(span) / static_cast<double>(kMicrosPerSecond); }
+
+// A piece in memory, or on its way.
+struct Arrival {
+  bool ready = false;
+  Status status;
+  BlockView view;
+  Buffer own;                        // of resident pieces in copy mode
+  std::span<const std::byte> bytes;
+};
+
+class StreamingEngine final : public Engine {
+ public:
+  ~StreamingEngine() override;
+  Status prepare(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options);
+
+  Result<std::span<const float>> step(std::span<const Token> tokens) override;
+  Status rewind(std::uint64_t position) override { return session_->rewind(position); }
+  std::uint64_t position() const override { return session_->position(); }
+  EngineStats stats() const override;
+  const Snapshot& snapshot() const override { return *snapshot_; }
+  std::string description() const override;
+
+ private:
+  Status bind(const Graph& graph);
+  Status plan();
+  Status choose_source();
+  void prefetch();
+  void fetch_piece(const Piece& piece, std::uint64_t ring_offset, Arrival& arrival);
+  Status run_step(std::span<const Token> tokens);
+  Status supply_rows(const Pending& pending, const Need& need);
+  Status supply_piece(const Pending& pending, const Need& need);
+  Result<const Arrival*> await(std::uint64_t position);
+
+  EngineOptions options_;
+  std::shared_ptr<Snapshot> snapshot_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Binding> binding_;
+  std::unique_ptr<Session> session_;
+  std::vector<std::uint32_t> walk_needs_;      // binding need of each walk need
+  WalkPlan plan_;
+  bool views_ = false;
+  std::uint64_t rows_bytes_ = 0;               // of the budget, for rows by data
+  Buffer rows_;
+  Buffer ring_;                                // copy mode
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unique_ptr<WalkWindow> window_;         // under mutex_, as all below
+  std::map<std::uint64_t, Arrival> arrivals_;  // by walk position; node addresses are stable
+  std::vector<Arrival> resident_;              // by piece
+  bool stop_ = false;
+  EngineStats stats_;
+  std::vector<std::thread> threads_;
+
+  std::uint64_t at_ = 0;                       // walk position of the next piece to supply; step()'s thread only
+  std::optional<Error> failed_;
+};
+
+StreamingEngine::~StreamingEngine() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Status StreamingEngine::prepare(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options) {
+  options_ = options;
+  snapshot_ = std::move(snapshot);
+  PARAMWIRE_TRY(backend, open_backend(options_.backend, options_.backend_options));
+  backend_ = std::move(backend);
+  PARAMWIRE_CHECK(bind(graph));
+  PARAMWIRE_TRY(session, backend_->open_session(*binding_, options_.session));
+  session_ = std::move(session);
+  PARAMWIRE_CHECK(plan());
+  PARAMWIRE_CHECK(choose_source());
+  window_ = std::make_unique<WalkWindow>(plan_);
+  resident_.resize(plan_.pieces.size());
+  if (!views_ && window_->ring_bytes() > 0) {
+    PARAMWIRE_TRY(ring, Buffer::allocate(static_cast<std::size_t>(window_->ring_bytes())));
+    ring_ = std::move(ring);
+  }
+  if (plan_.pieces.empty()) return {};
+  for (unsigned i = 0; i < (views_ ? 1 : kCopyThreads); ++i) {
+    threads_.emplace_back([this] { prefetch(); });
+    pthread_setname_np(threads_.back().native_handle(), "pw-prefetch");
+  }
+  return {};
+}
+
+Status StreamingEngine::bind(const Graph& graph) {
+  std::vector<TensorInfo> tensors;
+  for (const Parameter& parameter : graph.parameters()) {
+    const auto entry = snapshot_->find(parameter.name);
+    if (!entry.ok() && entry.error().code() != Code::kNotFound) return entry.error();
+    if (entry.ok()) tensors.push_back({parameter.name, entry->dtype, entry->shape});
+  }
+  PARAMWIRE_TRY(binding, graph.bind(tensors));
+  binding_ = std::make_unique<Binding>(std::move(binding));
+  return {};
+}
+
+Status StreamingEngine::plan() {
+  std::vector<WalkNeed> walk;
+  for (std::uint32_t i = 0; i < binding_->needs().size(); ++i) {
+    const Need& need = binding_->needs()[i];
+    if (need.access == Access::kRowsByData) {
+      rows_bytes_ = std::max(rows_bytes_, std::max(need.row_bytes, kRowsBytes));
+      continue;
+    }
+    PARAMWIRE_TRY(cuts, snapshot_->row_cuts(need.tensor));
+    walk.push_back({need.tensor, need.rows, need.row_bytes, std::move(cuts)});
+    walk_needs_.push_back(i);
+  }
+  PlanOptions options;
+  std::uint64_t total = 0;
+  for (const WalkNeed& need : walk) total += need.rows * need.row_bytes;
+  if (options_.budget_bytes == 0) {
+    options.budget_bytes = std::max<std::uint64_t>(total, 1) * 2;
+  } else if (options_.budget_bytes <= rows_bytes_) {
+    return Error(Code::kInvalid, cat("a budget of ", options_.budget_bytes, " bytes leaves nothing beside ", rows_bytes_, " for embedding rows"));
+  } else {
+    options.budget_bytes = options_.budget_bytes - rows_bytes_;
+  }
+  PARAMWIRE_TRY(planned, plan_walk(walk, options));
+  plan_ = std::move(planned);
+  if (rows_bytes_ > 0) {
+    PARAMWIRE_TRY(rows, Buffer::allocate(static_cast<std::size_t>(rows_bytes_)));
+    rows_ = std::move(rows);
+  }
+  return {};
+}
+
+// Views are tried on the first piece: whether a transport gives them is its own answer.
+Status StreamingEngine::choose_source() {
+  if (options_.source == EngineOptions::Source::kCopy || plan_.pieces.empty()) return {};
+  const Piece& piece = plan_.pieces.front();
+  const Need& need = binding_->needs()[walk_needs_[piece.need]];
+  const Shard part = piece.row_end - piece.row_begin == need.rows ? Shard::whole() : Shard::rows(piece.row_begin, piece.row_end);
+  auto view = snapshot_->view(need.tensor, part);
+  if (view.ok()) {
+    views_ = true;
+    return {};
+  }
+  if (options_.source == EngineOptions::Source::kView || view.error().code() != Code::kUnavailable) return std::move(view).error();
+  return {};
+}
+
+void StreamingEngine::fetch_piece(const Piece& piece, std::uint64_t ring_offset, Arrival& arrival) {
+  const Need& need = binding_->needs()[walk_needs_[piece.need]];
+  const Shard part = piece.row_end - piece.row_begin == need.rows ? Shard::whole() : Shard::rows(piece.row_begin, piece.row_end);
+  if (views_) {
+    auto view = snapshot_->view(need.tensor, part);
+    if (!view.ok()) {
+      arrival.status = std::move(view).error();
+      return;
+    }
+    arrival.view = std::move(*view);
+    arrival.bytes = arrival.view.bytes();
+    return;
+  }
+  std::span<std::byte> target;
+  if (piece.resident) {
+    auto own = Buffer::allocate(static_cast<std::size_t>(piece.bytes));
+    if (!own.ok()) {
+      arrival.status = std::move(own).error();
+      return;
+    }
+    arrival.own = std::move(*own);
+    target = arrival.own.span();
+  } else {
+    target = ring_.span().subspan(static_cast<std::size_t>(ring_offset), static_cast<std::size_t>(piece.bytes));
+  }
+  FetchRequest request;
+  request.tensor = need.tensor;
+  request.part = part;
+  request.target = target;
+  arrival.status = snapshot_->fetch(std::span(&request, 1), CallOptions{options_.fetch_timeout});
+  arrival.bytes = target;
+}
+
+void StreamingEngine::prefetch() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    std::optional<WalkWindow::Start> start;
+    changed_.wait(lock, [&] { return stop_ || (start = window_->start()).has_value(); });
+    if (stop_) return;
+    const Piece& piece = window_->piece(start->position);
+    Arrival& arrival = piece.resident ? resident_[start->position % plan_.pieces.size()] : arrivals_[start->position];
+    lock.unlock();
+    const Micros began = steady_clock().now();
+    fetch_piece(piece, start->ring_offset, arrival);
+    const Micros spent = steady_clock().now() - began;
+    lock.lock();
+    arrival.ready = true;
+    stats_.fetch_seconds += seconds(spent);
+    stats_.bytes_fetched += piece.bytes;
+    ++stats_.pieces_fetched;
+    if (!arrival.status.ok()) stop_ = true;  // the walk is over: step() finds the error at this piece
+    changed_.notify_all();
+  }
+}
+
+Result<const Arrival*> StreamingEngine::await(std::uint64_t position) {
+  const std::size_t index = position % plan_.pieces.size();
+  const auto find = [&]() -> const Arrival* {
+    if (plan_.pieces[index].resident) return resident_[index].ready ? &resident_[index] : nullptr;
+    const auto it = arrivals_.find(position);
+    return it != arrivals_.end() && it->second.ready ? &it->second : nullptr;
+  };
+  std::unique_lock lock(mutex_);
+  const Arrival* arrival = find();
+  if (arrival == nullptr) {
+    const Micros began = steady_clock().now();
+    const auto limit = std::chrono::microseconds(options_.fetch_timeout);
+    changed_.wait_for(lock, limit, [&] { return (arrival = find()) != nullptr || stop_; });
+    stats_.stall_seconds += seconds(steady_clock().now() - began);
+  }
+  if (arrival == nullptr) {
+    // Stopped by a failure: at another piece of the walk, which is the cause to report.
+    for (const auto& [at, other] : arrivals_) {
+      if (other.ready && !other.status.ok()) return other.status.error();
+    }
+    for (const Arrival& other : resident_) {
+      if (other.ready && !other.status.ok()) return other.status.error();
+    }
+    const Need& need = binding_->needs()[walk_needs_[plan_.pieces[index].need]];
+    return Error(Code::kTimeout, cat("rows ", plan_.pieces[index].row_begin, " to ", plan_.pieces[index].row_end, " of \"", need.tensor,
+                                     "\" did not arrive within ", options_.fetch_timeout / 1000, " ms"));
+  }
+  if (!arrival->status.ok()) return arrival->status.error();
+  return arrival;
+}
+
+Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
+  const Piece& piece = window_->piece(at_);
+  if (walk_needs_[piece.need] != pending.need || piece.row_begin != pending.next_row) {
+    return Error(Code::kInternal, cat("the walk is at rows ", piece.row_begin, " of need ", walk_needs_[piece.need], ", the session at row ",
+                                      pending.next_row, " of need ", pending.need));
+  }
+  PARAMWIRE_TRY(arrival, await(at_));
+  WeightView view;
+  view.tensor = need.tensor;
+  view.dtype = need.dtype;
+  view.row_begin = piece.row_begin;
+  view.row_end = piece.row_end;
+  view.data = arrival->bytes;
+  const Micros began = steady_clock().now();
+  const Status supplied = session_->supply(view);
+  const Micros spent = steady_clock().now() - began;
+  {
+    const std::lock_guard lock(mutex_);
+    stats_.compute_seconds += seconds(spent);
+    if (!piece.resident) arrivals_.erase(at_);
+    window_->finish(at_);
+  }
+  changed_.notify_all();
+  ++at_;
+  return supplied;
+}
+
+Status StreamingEngine::supply_rows(const Pending& pending, const Need& need) {
+  // The session wants rows in ascending order; a batch of single rows is one pipelined fetch.
+  const std::size_t batch = std::min<std::size_t>(pending.rows.size(), static_cast<std::size_t>(std::max<std::uint64_t>(1, rows_bytes_ / std::max<std::uint64_t>(1, need.row_bytes))));
+  const std::vector<std::uint64_t> rows(pending.rows.begin(), pending.rows.begin() + static_cast<std::ptrdiff_t>(batch));
+  std::vector<FetchRequest> requests(batch);
+  for (std::size_t i = 0; i < batch; ++i) {
+    requests[i].tensor = need.tensor;
+    requests[i].part = Shard::rows(rows[i], rows[i] + 1);
+    requests[i].target = rows_.span().subspan(i * static_cast<std::size_t>(need.row_bytes), static_cast<std::size_t>(need.row_bytes));
+  }
+  const Micros began = steady_clock().now();
+  PARAMWIRE_CHECK(snapshot_->fetch(requests, CallOptions{options_.fetch_timeout}));
+  {
+    const std::lock_guard lock(mutex_);
+    stats_.stall_seconds += seconds(steady_clock().now() - began);
+    stats_.bytes_fetched += batch * need.row_bytes;
+  }
+  for (std::size_t i = 0; i < batch; ++i) {
+    WeightView view;
+    view.tensor = need.tensor;
+    view.dtype = need.dtype;
+    view.row_begin = rows[i];
+    view.row_end = rows[i] + 1;
+    view.data = requests[i].target;
+    PARAMWIRE_CHECK(session_->supply(view));
+  }
+  return {};
+}
+
+Status StreamingEngine::run_step(std::span<const Token>) {
+  while (const Pending* pending = session_->pending()) {
+    const Need& need = binding_->needs()[pending->need];
+    PARAMWIRE_CHECK(need.access == Access::kRowsByData ? supply_rows(*pending, need) : supply_piece(*pending, need));
+  }
+  return {};
+}
+
+Result<std::span<const float>> StreamingEngine::step(std::span<const Token> tokens) {
+  if (failed_) return *failed_;
+  PARAMWIRE_CHECK(session_->begin(tokens));  // a refused step leaves everything as it was
+  if (Status run = run_step(tokens); !run.ok()) {
+    // Half a walk is behind us and its pieces are gone: go on only from a new engine.
+    failed_ = run.error();
+    session_->abandon();
+    return std::move(run).error();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    ++stats_.steps;
+    stats_.tokens += tokens.size();
+  }
+  return session_->finish();
+}
+
+EngineStats StreamingEngine::stats() const {
+  const std::lock_guard lock(mutex_);
+  EngineStats out = stats_;
+  out.held_bytes_max = window_->held_bytes_max() + rows_bytes_;
+  out.budget_bytes = options_.budget_bytes;
+  out.walk_bytes = plan_.walk_bytes;
+  out.resident_bytes = plan_.resident_bytes;
+  out.source = views_ ? "view" : "copy";
+  return out;
+}
+
+std::string StreamingEngine::description() const {
+  return cat(backend_->description(), "; ", views_ ? "views" : "copies", " of ", plan_.pieces.size(), " pieces, ", human_bytes(plan_.resident_bytes),
+             " of ", human_bytes(plan_.walk_bytes), " resident, window ", human_bytes(plan_.window_bytes));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::open(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options) {
+  auto engine = std::make_unique<StreamingEngine>();
+  PARAMWIRE_CHECK(engine->prepare(std::move(snapshot), graph, options));
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+}  // namespace paramwire

@@ -1,0 +1,69 @@
+// The engine: streams a snapshot's blocks through a graph under a memory budget.
+//
+// Prefetch threads go ahead of the computation in the graph's own order: into a ring of buffers (copy), or as zero-copy
+// views (view, shm only). What the ring does not need keeps pieces resident, chosen once (client/planner.hpp). The engine
+// holds no parameter beyond the budget; key/value cache and activations are the session's.
+//
+// threads: one at a time.  Prefetch threads are named "pw-prefetch".
+#pragma once
+
+#include "paramwire/base/error.hpp"
+#include "paramwire/client/client.hpp"
+#include "paramwire/compute/backend.hpp"
+#include "paramwire/compute/graph.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace paramwire {
+
+struct EngineOptions {
+  // Most bytes of parameters held at any time: ring, resident pieces, live views and embedding rows. 0: no limit (all stay).
+  std::uint64_t budget_bytes = 0;
+  std::string backend = "cpu";
+  BackendOptions backend_options;
+  SessionOptions session;
+  enum class Source : std::uint8_t { kAuto, kView, kCopy };
+  Source source = Source::kAuto;  // kAuto: views where the transport gives them, else copies
+  Micros fetch_timeout = 30 * kMicrosPerSecond;  // of one piece; a step waits no longer for it
+};
+
+struct EngineStats {
+  std::uint64_t steps = 0;
+  std::uint64_t tokens = 0;            // given to step(): prompt and generated
+  std::uint64_t bytes_fetched = 0;     // of parameters, copied or viewed, resident pieces once
+  std::uint64_t pieces_fetched = 0;
+  double stall_seconds = 0;            // step() waited for a piece
+  double compute_seconds = 0;          // in the backend
+  double fetch_seconds = 0;            // prefetch threads in fetch or view, summed over threads
+  std::uint64_t held_bytes_max = 0;    // parameters held at once, at most; <= budget
+  std::uint64_t budget_bytes = 0;
+  std::uint64_t walk_bytes = 0;        // parameters that one step reads, whatever its tokens
+  std::uint64_t resident_bytes = 0;    // of them, kept
+  std::string source;                  // "view" or "copy"
+};
+
+class Engine {
+ public:
+  // Binds `graph` to the snapshot, opens backend and session, plans the walk and starts to prefetch.
+  // errors: kInvalid when the snapshot does not fit the graph (all differences in one text) or the budget is too small
+  //         (naming the one that would do); kUnavailable for the backend, or for Source::kView without views.
+  static Result<std::unique_ptr<Engine>> open(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options);
+  virtual ~Engine() = default;
+
+  // Computes `tokens` at the next positions. returns: float32 [output width], the last position's logits, valid until the
+  // next step.
+  // errors: the backend's (kInvalid, kBackpressure: the engine stays usable); a fetch's (kStale, kCorrupt, kTimeout,
+  //         kUnreachable: the engine is over, open another on a new snapshot).
+  virtual Result<std::span<const float>> step(std::span<const Token> tokens) = 0;
+  // Forgets positions from `position` on: 0 starts a new text.
+  virtual Status rewind(std::uint64_t position) = 0;
+  virtual std::uint64_t position() const = 0;
+  virtual EngineStats stats() const = 0;
+  virtual const Snapshot& snapshot() const = 0;
+  virtual std::string description() const = 0;  // backend, threads, source, plan: one line
+};
+
+}  // namespace paramwire
