@@ -70,14 +70,14 @@ struct AttentionOptions {
 struct Op {
   std::string name;
   OpKind kind = OpKind::kAdd;
-  std::vector<std::uint32_t> inputs;      // ops whose values are read; always earlier ones
-  std::vector<std::uint32_t> parameters;  // in the order in which they are needed (a bias before its weight)
-  std::uint64_t width = 0;                // columns of the value
-  bool last_only = false;                 // one row (the last position) instead of one a token
-  double epsilon = 0;                     // kRmsNorm
-  RotaryOptions rotary;                   // kRotary
-  AttentionOptions attention;             // kAttention
-  std::uint32_t cache = 0;                // kAttention: which key/value cache, counted from 0
+  std::vector<std::uint32_t> inputs = {};      // ops whose values are read; always earlier ones
+  std::vector<std::uint32_t> parameters = {};  // in the order in which they are needed (a bias before its weight)
+  std::uint64_t width = 0;                     // columns of the value
+  bool last_only = false;                      // one row (the last position) instead of one a token
+  double epsilon = 0;                          // kRmsNorm
+  RotaryOptions rotary = {};                   // kRotary
+  AttentionOptions attention = {};             // kAttention
+  std::uint32_t cache = 0;                     // kAttention: which key/value cache, counted from 0
 };
 
 struct Parameter {
@@ -108,8 +108,8 @@ class Binding;
 
 class Graph {
  public:
-  // Each adds one operation. `name` must be new, inputs must be names of earlier operations. A tensor may be read by several operations (a tied
-  // head) as long as all name the same shape. On an error the graph is unchanged.
+  // Each adds one operation. `name` must be new, inputs must be names of earlier operations. A tensor may be read by several
+  // operations (a tied head) as long as all name the same shape. On an error the graph is unchanged.
   // errors: kInvalid naming the operation, the input or tensor, what was expected and what was given.
   Status embedding(std::string_view name, std::string_view tensor, const Shape& shape);
   Status matmul(std::string_view name, std::string_view input, std::string_view tensor, const Shape& shape,
@@ -139,6 +139,7 @@ class Graph {
   Status check_name(OpKind kind, std::string_view name) const;
   Status check_parameter(std::string_view op, std::string_view tensor, const Shape& shape) const;
   std::uint32_t parameter_index(std::string_view tensor, const Shape& shape);
+  Status pair(OpKind kind, std::string_view name, std::string_view left, std::string_view right);
   Status push(Op op);
 
   std::vector<Op> ops_;
