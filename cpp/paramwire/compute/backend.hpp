@@ -25,8 +25,8 @@
 
 namespace paramwire {
 
-// Rows [row_begin, row_end) of a tensor, packed row-major, little-endian, host. Any alignment of `data` is right; 64 bytes is fastest.
-// `data` is read during supply() only.
+// Rows [row_begin, row_end) of a tensor, packed row-major, little-endian, host. `data` is aligned to its element and
+// read during supply() only.
 struct WeightView {
   std::string_view tensor;
   DType dtype = DType::kF32;
@@ -48,7 +48,7 @@ struct SessionOptions {
   // Positions that the key/value cache can hold: 2 * caches * kv_heads * head_size * 4 bytes each, reserved at opening and
   // touched as positions come. Too small: begin() gives kBackpressure.
   std::uint64_t context_tokens = 2048;
-  // Most tokens of one step. Activations take about 4 * (3 * width + 2 * ffn_width) bytes for each. Larger prompts are
+  // Most tokens of one step. Activations take about 4 * (2 * width + 3 * ffn_width) bytes for each. Larger prompts are
   // given in several steps, with the same result.
   std::uint64_t step_tokens = 256;
 };
