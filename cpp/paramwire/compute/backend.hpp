@@ -1,0 +1,120 @@
+// The compute seam: a Backend runs a bound graph over weights that somebody else supplies, piece by piece.
+//
+// A backend holds no parameters. A Session holds the state of one computation: position, key/value cache, activations. One
+// step looks like this (the engine's loop, without its prefetch):
+//
+//   session->begin(tokens);
+//   while (const Pending* pending = session->pending()) {
+//     view = the rows that `pending` names, or any first part of them;
+//     session->supply(view);      // computes before it returns: the buffer may be overwritten afterwards
+//   }
+//   logits = session->finish();
+#pragma once
+
+#include "paramwire/base/error.hpp"
+#include "paramwire/base/types.hpp"
+#include "paramwire/compute/graph.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace paramwire {
+
+// Rows [row_begin, row_end) of a tensor, packed row-major, little-endian, host. `data` is aligned to its element and
+// read during supply() only.
+struct WeightView {
+  std::string_view tensor;
+  DType dtype = DType::kF32;
+  std::uint64_t row_begin = 0;
+  std::uint64_t row_end = 0;
+  std::span<const std::byte> data;
+};
+
+// What the session waits for.
+struct Pending {
+  std::size_t need = 0;         // index into Binding::needs()
+  std::uint64_t next_row = 0;   // kWhole: the next view begins here. kRowsByData: the next view must contain this row
+  // kRowsByData: the distinct rows still wanted, ascending (the first is next_row). A view may hold other rows too.
+  // Valid until the next call on the session. Empty for kWhole.
+  std::span<const std::uint64_t> rows;
+};
+
+struct SessionOptions {
+  // Positions that the key/value cache can hold: 2 * caches * kv_heads * head_size * 4 bytes each, reserved at opening and
+  // touched as positions come. Too small: begin() gives kBackpressure.
+  std::uint64_t context_tokens = 2048;
+  // Most tokens of one step. Activations take about 4 * (2 * width + 3 * ffn_width) bytes for each. Larger prompts are
+  // given in several steps, with the same result.
+  std::uint64_t step_tokens = 256;
+};
+
+// threads: one at a time. Different sessions of a backend may run in different threads.
+class Session {
+ public:
+  virtual ~Session() = default;
+
+  // Start a step: `tokens` take the next positions.
+  // errors: kInvalid: no tokens, more than step_tokens, an id outside the vocabulary, a step already running;
+  //         kBackpressure: the cache has no room for them.
+  virtual Status begin(std::span<const Token> tokens) = 0;
+
+  // What comes next; null when the step is complete, or none is running.
+  virtual const Pending* pending() const noexcept = 0;
+
+  // Compute with `view`, which must name the pending tensor, its dtype, and rows from Pending::next_row on.
+  // errors: kInvalid naming expected and actual; the step goes on and still waits for the same rows.
+  virtual Status supply(const WeightView& view) = 0;
+
+  // End the step. returns: float32 [output width], the last position's logits; valid until the next begin().
+  // errors: kInvalid naming the tensor that is still pending, or that no step is running.
+  virtual Result<std::span<const float>> finish() = 0;
+
+  // Drop a running step: position and cache are as before begin(). Nothing to do when none runs.
+  virtual void abandon() noexcept = 0;
+
+  // Forget every position from `position` on. errors: kInvalid: beyond position(), or a step is running.
+  virtual Status rewind(std::uint64_t position) = 0;
+
+  // Tokens in the cache, without those of a running step.
+  virtual std::uint64_t position() const noexcept = 0;
+
+  virtual const Binding& binding() const noexcept = 0;
+  // Heap bytes of activations, scratch and cache (the cache as reserved, not as touched).
+  virtual std::uint64_t state_bytes() const noexcept = 0;
+};
+
+struct BackendOptions {
+  // Compute threads, the calling one included; 0: as many as the cores that this process may run on.
+  std::uint32_t threads = 0;
+};
+
+// threads: any. A session outlives its backend safely.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const noexcept = 0;
+  // One line for people: implementation, library, kernels chosen, threads.
+  virtual std::string description() const = 0;
+  // errors: kInvalid: a zero option, or a binding that this backend can't run; kBackpressure: memory refused.
+  virtual Result<std::unique_ptr<Session>> open_session(const Binding& binding, const SessionOptions& options) = 0;
+};
+
+struct BackendAvailability {
+  std::string name;
+  bool usable = false;
+  std::string reason;  // usable: what it would use; else why not
+};
+
+// One line for each backend that this build knows.
+std::vector<BackendAvailability> available_backends();
+
+// spec: "cpu".
+// errors: kInvalid: an unknown name, with the known ones; kUnavailable: it can't work here, naming library and kernel.
+Result<std::unique_ptr<Backend>> open_backend(std::string_view spec, const BackendOptions& options);
+
+}  // namespace paramwire

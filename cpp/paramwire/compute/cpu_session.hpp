@@ -1,0 +1,96 @@
+// CpuSession: one computation on the CPU backend. See backend.hpp for the contract.
+#pragma once
+
+#include "paramwire/base/buffer.hpp"
+#include "paramwire/compute/backend.hpp"
+#include "paramwire/compute/kernels.hpp"
+#include "paramwire/compute/team.hpp"
+
+#include <memory>
+#include <vector>
+
+namespace paramwire {
+
+// What a session shares with its backend: threads and the kernels chosen.
+struct CpuContext {
+  std::unique_ptr<Team> team;
+  const kernels::Set* kernels = nullptr;
+};
+
+class CpuSession final : public Session {
+ public:
+  static Result<std::unique_ptr<Session>> open(std::shared_ptr<CpuContext> context, const Binding& binding,
+                                               const SessionOptions& options);
+
+  Status begin(std::span<const Token> tokens) override;
+  const Pending* pending() const noexcept override { return waiting_ ? &pending_ : nullptr; }
+  Status supply(const WeightView& view) override;
+  Result<std::span<const float>> finish() override;
+  void abandon() noexcept override;
+  Status rewind(std::uint64_t position) override;
+  std::uint64_t position() const noexcept override { return position_; }
+  const Binding& binding() const noexcept override { return binding_; }
+  std::uint64_t state_bytes() const noexcept override { return activations_.size() + caches_.size() + scratch_.size(); }
+
+ private:
+  // Cosines and sines of one kind of rotary operation, for the positions of this step: [token][pair].
+  struct RotaryTable {
+    double base = 0;
+    std::uint32_t pairs = 0;
+    std::vector<double> turns;  // radians a position, by pair
+    std::vector<float> cosines, sines;
+  };
+
+  CpuSession(std::shared_ptr<CpuContext> context, const Binding& binding, const SessionOptions& options)
+      : context_(std::move(context)), binding_(binding), options_(options) {}
+  Status allocate();
+  std::uint64_t place_values(std::vector<std::uint64_t>& offsets) const;
+  std::uint64_t rows_of(const Op& op) const noexcept { return op.last_only ? 1 : tokens_.size(); }
+  float* value(std::uint32_t op) noexcept { return reinterpret_cast<float*>(activations_.data()) + value_at_[op]; }
+  float* worker_scratch(std::uint32_t worker) noexcept {
+    return reinterpret_cast<float*>(scratch_.data()) + worker * scratch_floats_;
+  }
+  float* keys(const Op& op, std::uint32_t kv_head) noexcept;
+  float* values(const Op& op, std::uint32_t kv_head) noexcept;
+
+  void advance();
+  void await(std::size_t need);
+  Status check_view(const Need& need, const WeightView& view) const;
+  template <typename Body>
+  void each_row(std::uint64_t rows, std::uint64_t width, Body&& body);
+
+  // Operations without parameters.
+  void compute(const Op& op, std::uint32_t index);
+  void compute_rotary(const Op& op, std::uint32_t index);
+  void compute_attention(const Op& op, std::uint32_t index);
+  // A piece of a parameter for the operation that waits.
+  void take_embedding(const Op& op, const WeightView& view);
+  void take_bias(const Op& op, const WeightView& view);
+  void take_norm(const Op& op, const WeightView& view);
+  void take_matrix(const Op& op, const Need& need, const WeightView& view);
+
+  const std::shared_ptr<CpuContext> context_;  // shared: a session may outlive its backend
+  const Binding binding_;
+  const SessionOptions options_;
+
+  Buffer activations_, caches_, scratch_;
+  std::uint64_t scratch_floats_ = 0;            // for each worker
+  std::vector<std::uint64_t> value_at_;         // by operation: offset of its value in activations_, in floats
+  std::vector<std::uint64_t> cache_at_;         // by cache: offset in caches_, in floats
+  std::vector<RotaryTable> rotary_;
+  std::vector<std::uint32_t> rotary_of_;        // by operation: index into rotary_
+
+  std::uint64_t position_ = 0;   // tokens in the cache before the running step
+  std::vector<Token> tokens_;    // of the running step
+  std::vector<std::uint64_t> wanted_rows_;  // the step's distinct tokens, ascending
+  std::size_t rows_taken_ = 0;   // of wanted_rows_, for the embedding that waits
+  std::vector<float> norms_;     // 1 / root mean square of each row, for the norm that waits
+  bool running_ = false;
+  bool waiting_ = false;
+  std::uint32_t next_op_ = 0;    // the operation to run, or the one that waits
+  std::size_t next_need_ = 0;
+  std::size_t needs_left_ = 0;   // of the operation that waits
+  Pending pending_;
+};
+
+}  // namespace paramwire
