@@ -34,20 +34,22 @@ struct Polynomial {
   }
 
   // x^power mod P as a reflected 64-bit word (a 32-bit remainder lies in the upper half).
-  static constexpr std::uint64_t power_of_x(unsigned power) noexcept {
+  static consteval std::uint64_t power_of_x(unsigned power) noexcept {
     std::uint64_t remainder = std::uint64_t{1} << (kWidth - 1);
     for (unsigned i = 0; i < power; ++i) remainder = times_x(remainder);
     return remainder << (64 - kWidth);
   }
 
+  // The functions below are consteval: their loops are for the compiler, never for a call.
+
   // To move a 128-bit lane `distance` bits ahead in the message, multiply its first eight bytes by first(), its last eight by
   // second(), and add the products: a * x^(distance + 64) and b * x^distance modulo P.
-  static constexpr std::uint64_t fold_first(unsigned distance) noexcept { return power_of_x(distance + 63); }
-  static constexpr std::uint64_t fold_second(unsigned distance) noexcept { return power_of_x(distance - 1); }
+  static consteval std::uint64_t fold_first(unsigned distance) noexcept { return power_of_x(distance + 63); }
+  static consteval std::uint64_t fold_second(unsigned distance) noexcept { return power_of_x(distance - 1); }
 
   // floor(x^128 / P) without its constant term, as a reflected 65-bit word cut to 64 bits: x^64 is bit 0. Only for kWidth 64.
   // The term that is cut off reaches only the half of the product that Barrett reduction throws away.
-  static constexpr std::uint64_t barrett_quotient() noexcept {
+  static consteval std::uint64_t barrett_quotient() noexcept {
     static_assert(kWidth == 64);
     std::uint64_t quotient = 0;
     std::uint64_t remainder = std::uint64_t{1} << 63;  // x^0
@@ -60,7 +62,7 @@ struct Polynomial {
   }
 
   // P as a reflected 65-bit word cut to 64 bits (x^64 is bit 0; the constant term, always one, is cut off).
-  static constexpr std::uint64_t barrett_polynomial() noexcept {
+  static consteval std::uint64_t barrett_polynomial() noexcept {
     static_assert(kWidth == 64);
     return kReflected << 1 | 1;
   }
