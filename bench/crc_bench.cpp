@@ -6,11 +6,11 @@
 // --huge    ask for transparent huge pages under the buffers
 // --rounds  rounds a case (default 15)
 //
-// case "cold": source and target move on through 1 GiB each, so neither is in any cache (guests report last-level caches of
-// several hundred MiB; a slot comes round again only after 2 GiB of other traffic). case "hot": one pair of buffers.
-// A round times memcpy and then the function over the same number of bytes; figures are medians over rounds. Every CRC is
-// compared with ISA-L's of the same bytes, every last target with its source; a wrong answer ends the run with exit code 1
-// and without a figure. For the functions that only read, memcpy is still the yardstick.
+// case "cold": source and target move on through 1 GiB each, so neither is in any cache (guests report last-level
+// caches of several hundred MiB; a slot comes round again only after 2 GiB of other traffic). case "hot": one pair of
+// buffers. A round times memcpy and then the function over the same number of bytes; figures are medians over rounds.
+// Every CRC is compared with ISA-L's of the same bytes, every last target with its source; a wrong answer ends the
+// run with exit code 1 and without a figure. For the functions that only read, memcpy is still the yardstick.
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/crc_bodies.hpp"
 #include "paramwire/base/env.hpp"
@@ -30,10 +30,13 @@ using namespace paramwire;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB;
-constexpr std::size_t kSide = 1024 * kMiB;             // bytes that one side rotates over
-constexpr std::size_t kColdRoundBytes = 256 * kMiB;    // bytes a cold round moves
-constexpr std::size_t kHotRoundBytes = 16 * kMiB;      // bytes a hot round moves, or kHotRoundCalls calls if that is less
-constexpr std::size_t kHotRoundCalls = 20000;
+constexpr std::size_t kSide = 1024 * kMiB;           // bytes that one side rotates over
+constexpr std::size_t kColdRoundBytes = 256 * kMiB;  // bytes a cold round moves
+constexpr std::size_t kHotRoundBytes = 16 * kMiB;    // bytes a hot round moves,
+constexpr std::size_t kHotRoundCalls = 20000;        // in at most so many calls
+
+constexpr std::size_t kHotSizes[] = {64, 100, 512, 4 * kKiB, 16 * kKiB, 64 * kKiB, 128 * kKiB, 256 * kKiB, kMiB};
+constexpr std::size_t kColdSizes[] = {64 * kKiB, kMiB, 16 * kMiB, 256 * kMiB};
 
 enum class What { kCopy64, kCopyExtents, kCopy32, kCrc64, kCrc32 };
 struct Function {
@@ -76,7 +79,8 @@ double median(std::vector<double> values) {
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // One line; false on a wrong answer.
-bool run_case(const crc::Body& body, const Function& function, std::size_t size, bool cold, std::size_t rounds, Sides sides) {
+bool run_case(const crc::Body& body, const Function& function, std::size_t size, bool cold, std::size_t rounds,
+              Sides sides) {
   const std::size_t slots = cold ? kSide / size : 1;
   const std::size_t calls = cold ? std::max<std::size_t>(1, kColdRoundBytes / size)
                                  : std::clamp<std::size_t>(kHotRoundBytes / size, 1, kHotRoundCalls);
@@ -108,13 +112,14 @@ bool run_case(const crc::Body& body, const Function& function, std::size_t size,
     if (copied) std::memset(last.target, 0, size);
   }
   if (wrong != 0) {
-    std::fprintf(stderr, "crc_bench: %s of %zu bytes by %s gave a wrong answer\n", function.name.data(), size, body.name.data());
+    std::fprintf(stderr, "crc_bench: %s of %zu bytes by %s gave a wrong answer\n", function.name.data(), size,
+                 body.name.data());
     return false;
   }
   const double bytes = static_cast<double>(calls * size);
   const double gb = bytes / median(checks) * 1e-9, memcpy_gb = bytes / median(copies) * 1e-9;
-  std::printf("{\"bench\": \"crc\", \"function\": \"%s\", \"body\": \"%s\", \"case\": \"%s\", \"bytes\": %zu, \"ns_per_call\": %.1f, "
-              "\"gb_per_s\": %.2f, \"memcpy_gb_per_s\": %.2f, \"ratio\": %.2f}\n",
+  std::printf("{\"bench\": \"crc\", \"function\": \"%s\", \"body\": \"%s\", \"case\": \"%s\", \"bytes\": %zu, "
+              "\"ns_per_call\": %.1f, \"gb_per_s\": %.2f, \"memcpy_gb_per_s\": %.2f, \"ratio\": %.2f}\n",
               function.name.data(), body.name.data(), cold ? "cold" : "hot", size,
               median(checks) / static_cast<double>(calls) * 1e9, gb, memcpy_gb, gb / memcpy_gb);
   std::fflush(stdout);
@@ -153,8 +158,10 @@ int main(int argc, char** argv) {
       body = nullptr;
     }
     if (body == nullptr) {
-      std::fprintf(stderr, "usage: crc_bench [--body vpclmulqdq|isa-l|atomic-words] [--huge] [--rounds N]; no such option, "
-                           "or the machine lacks that body: %s\n", argv[i]);
+      std::fprintf(stderr,
+                   "usage: crc_bench [--body vpclmulqdq|isa-l|atomic-words] [--huge] [--rounds N]\n"
+                   "crc_bench: no such option, or no such body on this machine: %s\n",
+                   argv[i]);
       return 2;
     }
   }
@@ -171,11 +178,10 @@ int main(int argc, char** argv) {
   std::memset(sides.target, 1, kSide);
 
   for (const Function& function : kFunctions) {
-    for (const std::size_t size : {std::size_t{64}, std::size_t{100}, std::size_t{512}, 4 * kKiB, 16 * kKiB, 64 * kKiB, 128 * kKiB,
-                                   256 * kKiB, kMiB}) {
+    for (const std::size_t size : kHotSizes) {
       if (!run_case(*body, function, size, false, rounds, sides)) return 1;
     }
-    for (const std::size_t size : {64 * kKiB, kMiB, 16 * kMiB, 256 * kMiB}) {
+    for (const std::size_t size : kColdSizes) {
       if (!run_case(*body, function, size, true, rounds, sides)) return 1;
     }
   }

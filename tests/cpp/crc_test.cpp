@@ -1,5 +1,5 @@
-// Every body of base/crc against a bitwise reference that shares nothing with them, and the promises of crc.hpp: one load of
-// each byte, nothing touched outside source and target, chaining.
+// Every body of base/crc against a bitwise reference that shares nothing with them, and the promises of crc.hpp: one
+// load of each byte, nothing touched outside source and target, chaining.
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/crc_bodies.hpp"
 #include "paramwire/base/crc_polynomial.hpp"
@@ -98,11 +98,12 @@ TEST_P(CrcBody, NoBytesLeaveTheValueBeforeAndTouchNothing) {
 
 // ---------------------------------------------------------------- against the reference
 
-// Runs every function of `body` on `size` bytes at the given distances from a 64-byte boundary; checks values, the copy, and that
-// the bytes around the target stay.
+// Runs every function of `body` on `size` bytes at the given distances from a 64-byte boundary; checks values, the
+// copy, and that the bytes around the target stay.
 void check_all(const crc::Body& body, const std::vector<std::byte>& data, std::size_t size, std::size_t source_at,
                std::size_t target_at, std::uint64_t before) {
-  SCOPED_TRACE(testing::Message() << "size " << size << " source +" << source_at << " target +" << target_at << " seed " << kSeed);
+  SCOPED_TRACE(testing::Message() << "size " << size << " source +" << source_at << " target +" << target_at
+                                  << " seed " << kSeed);
   constexpr std::size_t kGuard = 128;
   const std::byte* source = data.data() + source_at;
   const auto before32 = static_cast<std::uint32_t>(before);
@@ -147,23 +148,30 @@ TEST_P(CrcBody, EqualsTheReferenceForEverySizeTo1100AtRandomAlignments) {
   }
 }
 
-// Each source alignment against each target alignment, at a size that has head, wide steps, blocks and tail.
+// Each source alignment against target alignments, at a size that has head, wide steps, blocks and tail; some of them
+// at one with a whole group of pages too.
 TEST_P(CrcBody, EqualsTheReferenceAtEveryPairOfAlignments) {
-  const auto data = random_bytes(512, kSeed);
-  for (std::size_t source_at = 0; source_at < 64 && !HasFailure(); source_at += 1) {
+  const auto data = random_bytes(17'000 + 64, kSeed);
+  for (std::size_t source_at = 0; source_at < 64 && !HasFailure(); ++source_at) {
     for (std::size_t target_at = 0; target_at < 64; target_at += 3) {
       check_all(body(), data, 389, source_at, target_at, source_at * 64 + target_at);
     }
   }
+  for (std::size_t source_at = 0; source_at < 64 && !HasFailure(); source_at += 9) {
+    for (std::size_t target_at = 0; target_at < 64; target_at += 7) {
+      check_all(body(), data, 17'000, source_at, target_at, source_at * 64 + target_at);
+    }
+  }
 }
 
-// Around each size where a body changes its ways: 64 (register), 256 and 320 (wide steps), 4096 (steps of the portable body),
-// 64 KiB (extents), kStreamFromBytes.
+// Around each size where a body changes its ways: 64 (register), 256 and 320 (wide steps), 4096 (steps of the
+// portable body), 16 KiB and 64 bytes more (groups of pages), 64 KiB (extents), kStreamFromBytes.
 TEST_P(CrcBody, EqualsTheReferenceAroundEveryThreshold) {
   Random random(kSeed + 1);
   const auto data = random_bytes(kStreamFromBytes + 256, kSeed);
-  for (const std::size_t edge : {std::size_t{64}, std::size_t{256}, std::size_t{320}, std::size_t{4096}, std::size_t{2 * 4096},
-                                 std::size_t{kExtentBytes}, std::size_t{2 * kExtentBytes}, kStreamFromBytes}) {
+  constexpr std::size_t kEdges[] = {64, 256, 320, 4096, 2 * 4096, 4 * 4096, 4 * 4096 + 64, kExtentBytes, 2 * kExtentBytes,
+                                    kStreamFromBytes};
+  for (const std::size_t edge : kEdges) {
     for (const std::size_t size : {edge - 1, edge, edge + 1, edge + 63, edge + 65}) {
       check_all(body(), data, size, random.below(64), random.below(64), random.next());
       check_all(body(), data, size, 0, 0, 0);
@@ -260,15 +268,21 @@ void check_under_rewrites(const crc::Body& body, std::size_t size, bool stream) 
   const std::size_t count = words.size() * 8 - 5;
   std::vector<std::byte> target(count);
   std::vector<std::uint32_t> extents(extent_count(count));
+  const std::byte* copied = target.data();
+  const auto want64 = [&] { return crc::kIsalBody.crc64(copied, count, 0); };
+  const auto want32 = [&](std::size_t at, std::size_t bytes) { return crc::kIsalBody.crc32c(copied + at, bytes, 0); };
   int wrong = 0;
   for (int round = 0; round < 200; ++round) {
-    wrong += body.copy_crc64(target.data(), source, count, 0, stream) != crc::kIsalBody.crc64(target.data(), count, 0);
-    wrong += body.copy_crc32c(target.data(), source, count, 0, stream) != crc::kIsalBody.crc32c(target.data(), count, 0);
-    wrong += body.copy_crc64_extents(target.data(), source, count, extents.data(), stream) !=
-             crc::kIsalBody.crc64(target.data(), count, 0);
+    // Two statements each: the copy must have happened before the target is read.
+    const std::uint64_t got64 = body.copy_crc64(target.data(), source, count, 0, stream);
+    wrong += got64 != want64();
+    const std::uint32_t got32 = body.copy_crc32c(target.data(), source, count, 0, stream);
+    wrong += got32 != want32(0, count);
+    const std::uint64_t got_all = body.copy_crc64_extents(target.data(), source, count, extents.data(), stream);
+    wrong += got_all != want64();
     for (std::size_t i = 0; i < extents.size(); ++i) {
       const std::size_t at = i * kExtentBytes;
-      wrong += extents[i] != crc::kIsalBody.crc32c(target.data() + at, std::min<std::size_t>(kExtentBytes, count - at), 0);
+      wrong += extents[i] != want32(at, std::min<std::size_t>(kExtentBytes, count - at));
     }
   }
   stop.store(true, std::memory_order_relaxed);
@@ -289,7 +303,8 @@ TEST_P(CrcBody, ChecksWhatItStoredWhileTheSourceIsRewritten) {
 // ---------------------------------------------------------------- the public functions
 
 TEST(Crc, PublicFunctionsAgreeForEveryStorePolicy) {
-  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{64}, std::size_t{100'001}, kStreamFromBytes + 7}) {
+  constexpr std::size_t kSizes[] = {0, 1, 64, 100'001, kStreamFromBytes + 7};
+  for (const std::size_t size : kSizes) {
     const auto data = random_bytes(size, kSeed);
     const std::uint64_t want64 = reference64(data.data(), size, 5);
     const std::uint32_t want32 = reference32(data.data(), size, 5);
@@ -318,16 +333,17 @@ TEST(Crc, ChoosesTheAtomicBodyUnderThreadSanitizerAndElseTheFastestThatRuns) {
 #endif
 }
 
-// The constants against algebra that does not use them: x^64 = P - x^64 for CRC-64, and products of powers.
-TEST(CrcPolynomial, PowersAndBarrettConstantsObeyTheirAlgebra) {
+// Powers of x against the reference's remainders. The constants of Barrett's reduction have their test in every
+// CRC-64 above.
+TEST(CrcPolynomial, PowersAreTheRemaindersOfTheReference) {
   using P = crc::Crc64Polynomial;
   static_assert(P::kReflected == 0xC96C5795D7870F42);
   static_assert(crc::Crc32cPolynomial::kReflected == 0x82F63B78);
   static_assert(P::power_of_x(64) == P::kReflected);
   static_assert(crc::Crc32cPolynomial::power_of_x(32) == std::uint64_t{0x82F63B78} << 32);
-  // The message 1 followed by zeros: its plain remainder is a power of x, which the bitwise reference also gives.
+  // CRCs are affine: the difference of two messages' CRCs is the plain remainder of the messages' difference.
   std::vector<std::byte> message(32);
-  message[0] = std::byte{1};  // x^(8 * 31 + 7) of the message, times x^64 by the CRC's definition
+  message[0] = std::byte{1};  // x^(8 * 31 + 7), a byte's bit 0 being its highest power; times x^64 or x^32 by definition
   const std::uint64_t zeros = reference64(std::vector<std::byte>(32).data(), 32);
   EXPECT_EQ(reference64(message.data(), 32) ^ zeros, P::power_of_x(8 * 31 + 7 + 64));
   const std::uint32_t zeros32 = reference32(std::vector<std::byte>(32).data(), 32);

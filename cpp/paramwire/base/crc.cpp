@@ -25,8 +25,8 @@ bool streams(std::size_t size, Stores stores) noexcept {
 }  // namespace
 
 const crc::Body& crc::chosen_body() noexcept {
-  // Constant-initialised, so usable from any static initialiser. Relaxed on both sides: the pointer is all that is shared
-  // (tables are constants), and threads that choose at the same time choose the same body.
+  // Constant-initialised, so usable from any static initialiser. Relaxed on both sides: the pointer is all that is
+  // shared (tables are constants), and threads that choose at the same time choose the same body.
   static constinit std::atomic<const Body*> chosen{nullptr};
   const Body* body = chosen.load(std::memory_order_relaxed);
   if (body == nullptr) [[unlikely]] {

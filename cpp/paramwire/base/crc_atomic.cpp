@@ -1,10 +1,10 @@
 // The body of ThreadSanitizer builds: the source is read by relaxed atomic words.
 //
-// A writer may rewrite a slot while a reader copies it (DESIGN.md, "slot protocol"); the CRC and the header decide afterwards
-// whether the copy counts. To the C++ memory model that is a data race unless the reads are atomic, and ThreadSanitizer
-// says so. This body makes the reads atomic, so that what the sanitizer still reports is a fault. It is built everywhere, so
-// that the tests hold it to the same answers. The writer's side of the bargain (atomic stores, or a test that never rewrites in place
-// without a lock) is the writer's.
+// A writer may rewrite a slot while a reader copies it (DESIGN.md, "slot protocol"); the CRC and the header decide
+// afterwards whether the copy counts. To the C++ memory model that is a data race unless the reads are atomic, and
+// ThreadSanitizer says so. This body makes the reads atomic, so that what the sanitizer still reports is a fault. It
+// is built everywhere, so that the tests hold it to the same answers. The writer's side of the bargain (atomic
+// stores, or a test that never rewrites in place without a lock) is the writer's.
 #include "paramwire/base/crc_bodies.hpp"
 
 #include <algorithm>
@@ -14,7 +14,8 @@ namespace paramwire::crc {
 
 namespace {
 
-// Bytes copied, then checked in the target, at a time; a multiple of a word and a divisor of an extent. Speed is no aim here.
+// Bytes copied, then checked in the target, at a time; a multiple of a word and a divisor of an extent. Speed is no
+// aim here.
 constexpr std::size_t kStep = 4096;
 static_assert(kExtentBytes % kStep == 0, "a step must not lie in two extents");
 
@@ -46,7 +47,8 @@ std::uint32_t crc32c(const std::byte* source, std::size_t size, std::uint32_t be
   return kIsalBody.crc32c(source, size, before);
 }
 
-std::uint64_t copy_crc64(std::byte* target, const std::byte* source, std::size_t size, std::uint64_t before, bool) noexcept {
+std::uint64_t copy_crc64(std::byte* target, const std::byte* source, std::size_t size, std::uint64_t before,
+                         bool) noexcept {
   for (std::size_t at = 0; at < size; at += kStep) {
     const std::size_t count = std::min(kStep, size - at);
     copy_atomic(target + at, source + at, count);
@@ -68,7 +70,8 @@ std::uint64_t copy_crc64_extents(std::byte* target, const std::byte* source, std
   return all;
 }
 
-std::uint32_t copy_crc32c(std::byte* target, const std::byte* source, std::size_t size, std::uint32_t before, bool) noexcept {
+std::uint32_t copy_crc32c(std::byte* target, const std::byte* source, std::size_t size, std::uint32_t before,
+                          bool) noexcept {
   for (std::size_t at = 0; at < size; at += kStep) {
     const std::size_t count = std::min(kStep, size - at);
     copy_atomic(target + at, source + at, count);

@@ -1,8 +1,9 @@
-// CRC-64 and CRC-32C folded in 512-bit registers, beside the copy: every byte is loaded once, into the register that both
-// the store and the fold read.
+// CRC-64 and CRC-32C folded in 512-bit registers, beside the copy: every byte is loaded once, into the register that
+// both the store and the fold read.
 //
-// Method: crc_polynomial.hpp's source, with four 128-bit lanes a register and four registers in flight. Only functions
-// marked here are compiled for AVX-512, so that no inline function of a shared header can be emitted for it by accident.
+// Method: crc_polynomial.hpp's source, with four 128-bit lanes a register and four registers in flight. Only
+// functions marked here are compiled for AVX-512, so that no inline function of a shared header can be emitted for it
+// by accident.
 #include "paramwire/base/crc_bodies.hpp"
 
 #ifndef __x86_64__
@@ -28,18 +29,19 @@ namespace {
 
 constexpr std::size_t kBlock = 64;  // bytes of one 512-bit register
 
-// Four registers are in flight: a fold is two multiplications (latency 8 cycles on Ice Lake and later, one issued a cycle;
-// uops.info, VPCLMULQDQ_ZMM) and an exclusive or, so four keep the multiplier busy for 8 cycles of 9.
+// Four registers are in flight: a fold is two multiplications (latency 8 cycles on Ice Lake and later, one issued a
+// cycle; uops.info, VPCLMULQDQ_ZMM) and an exclusive or, so four keep the multiplier busy for 8 cycles of 9.
 constexpr std::size_t kWide = 4 * kBlock;
 
-// From this size the main loops pay for their set-up, and one wide step is left after the largest head that aligning the
-// target can cut off.
+// From this size the main loops pay for their set-up, and one wide step is left after the largest head that aligning
+// the target can cut off.
 constexpr std::size_t kWideFrom = kWide + kBlock;
 
 // Long runs are read as four streams, a page apart: prefetchers stop at the ends of pages, and with one stream the
-// processor waits there each time. On cold memory (Sapphire Rapids, copies of 1 and 16 MiB with streaming stores) one stream moved 9.2 and
-// 8.7 GB/s, one with software prefetch 10.8 and 10.6, two streams 10.5 and 10.9, four 11.2 and 11.9, eight 11.2 and 11.9; four
-// streams 2 KiB apart 9.1 and 10.0, 8 KiB apart no more than 4 KiB. A copy without any CRC was no faster than four streams.
+// processor waits there each time. On cold memory (Sapphire Rapids, copies of 1 and 16 MiB with streaming stores) one
+// stream moved 9.2 and 8.7 GB/s, one with software prefetch 10.8 and 10.6, two streams 10.5 and 10.9, four 11.2 and
+// 11.9, eight 11.2 and 11.9; four streams 2 KiB apart 9.1 and 10.0, 8 KiB apart no more than 4 KiB. A copy without
+// any CRC was no faster than four streams.
 constexpr std::size_t kStreamBytes = 4096;
 constexpr std::size_t kGroup = 4 * kStreamBytes;
 
@@ -58,7 +60,9 @@ PARAMWIRE_PART __m512i index_from(std::size_t first) noexcept {
   return _mm512_add_epi8(_mm512_load_si512(&kByteIndex), _mm512_set1_epi8(static_cast<char>(first)));
 }
 
-PARAMWIRE_PART __m512i xor3(__m512i a, __m512i b, __m512i c) noexcept { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
+PARAMWIRE_PART __m512i xor3(__m512i a, __m512i b, __m512i c) noexcept {
+  return _mm512_ternarylogic_epi64(a, b, c, 0x96);
+}
 
 template <class P, unsigned kDistance>
 PARAMWIRE_PART __m512i multiplier() noexcept {
@@ -90,9 +94,9 @@ PARAMWIRE_PART std::uint64_t reduce(Crc32cPolynomial, __m128i lane) noexcept {
   return _mm_crc32_u64(first, static_cast<std::uint64_t>(_mm_extract_epi64(lane, 1)));
 }
 
-// The CRC register of a message so far, as 64 bytes that have the same remainder. Order of calls: head() at most once and
-// first; then runs of begin(), next()..., end(); then block()s; then tail() at most once and only behind a whole block; then
-// finish().
+// The CRC register of a message so far, as 64 bytes that have the same remainder. Order of calls: head() at most once
+// and first; then runs of begin(), next()..., end(); then block()s; then tail() at most once and only behind a whole
+// block; then finish().
 template <class P>
 class Folding {
  public:
@@ -138,8 +142,8 @@ class Folding {
     sum_ = fold(c_, multiplier<P, kApart * 8>(), all_but_c);
   }
 
-  // `count` bytes (1 to 63) at the front of `bytes`, zeros behind: what is summed so far moves `count` bytes forward. Those
-  // pushed out at the front become a block of their own before it.
+  // `count` bytes (1 to 63) at the front of `bytes`, zeros behind: what is summed so far moves `count` bytes forward.
+  // Those pushed out at the front become a block of their own before it.
   PARAMWIRE_PART void tail(__m512i bytes, std::size_t count) noexcept {
     const __m512i index = index_from(count);
     const __m512i out = _mm512_maskz_permutexvar_epi8(~std::uint64_t{0} << (kBlock - count), index, sum_);
@@ -167,8 +171,11 @@ class Folding {
 // Both CRCs over one stream of registers.
 class FoldingBoth {
  public:
-  PARAMWIRE_PART FoldingBoth(std::uint64_t state64, std::uint64_t state32) noexcept : one_(state64), two_(state32) {}
-  PARAMWIRE_PART void head(__m512i bytes, std::size_t count) noexcept { one_.head(bytes, count), two_.head(bytes, count); }
+  PARAMWIRE_PART FoldingBoth(std::uint64_t state64, std::uint64_t state32) noexcept
+      : one_(state64), two_(state32) {}
+  PARAMWIRE_PART void head(__m512i bytes, std::size_t count) noexcept {
+    one_.head(bytes, count), two_.head(bytes, count);
+  }
   PARAMWIRE_PART void block(__m512i bytes) noexcept { one_.block(bytes), two_.block(bytes); }
   PARAMWIRE_PART void begin(__m512i a, __m512i b, __m512i c, __m512i d) noexcept {
     one_.begin(a, b, c, d), two_.begin(a, b, c, d);
@@ -181,7 +188,9 @@ class FoldingBoth {
   PARAMWIRE_PART void end() noexcept {
     one_.template end<kApart>(), two_.template end<kApart>();
   }
-  PARAMWIRE_PART void tail(__m512i bytes, std::size_t count) noexcept { one_.tail(bytes, count), two_.tail(bytes, count); }
+  PARAMWIRE_PART void tail(__m512i bytes, std::size_t count) noexcept {
+    one_.tail(bytes, count), two_.tail(bytes, count);
+  }
   PARAMWIRE_PART std::uint64_t finish64() const noexcept { return one_.finish(); }
   PARAMWIRE_PART std::uint64_t finish32() const noexcept { return two_.finish(); }
 
@@ -192,9 +201,16 @@ class FoldingBoth {
 
 enum class Target { kNone, kCached, kStream };
 
+// Makes the value of `bytes` unknown to the compiler, so that it cannot load the source a second time for a second
+// use: in between, another process may have changed it.
+PARAMWIRE_PART __m512i loaded_once(__m512i bytes) noexcept {
+  asm("" : "+v"(bytes));
+  return bytes;
+}
+
 template <Target kTarget>
 PARAMWIRE_PART __m512i move_block(std::byte* target, const std::byte* source, std::size_t at) noexcept {
-  const __m512i bytes = _mm512_loadu_si512(source + at);
+  const __m512i bytes = loaded_once(_mm512_loadu_si512(source + at));
   if constexpr (kTarget == Target::kCached) _mm512_storeu_si512(target + at, bytes);
   if constexpr (kTarget == Target::kStream) _mm512_stream_si512(reinterpret_cast<__m512i*>(target + at), bytes);
   return bytes;
@@ -202,16 +218,19 @@ PARAMWIRE_PART __m512i move_block(std::byte* target, const std::byte* source, st
 
 // Fewer than 64 bytes; masked bytes are neither read nor written (Intel SDM volume 1, 15.6.4, fault suppression).
 template <Target kTarget>
-PARAMWIRE_PART __m512i move_part(std::byte* target, const std::byte* source, std::size_t at, std::size_t count) noexcept {
+PARAMWIRE_PART __m512i move_part(std::byte* target, const std::byte* source, std::size_t at,
+                                 std::size_t count) noexcept {
   const __mmask64 front = (std::uint64_t{1} << count) - 1;
-  const __m512i bytes = _mm512_maskz_loadu_epi8(front, source + at);
+  const __m512i bytes = loaded_once(_mm512_maskz_loadu_epi8(front, source + at));
   if constexpr (kTarget != Target::kNone) _mm512_mask_storeu_epi8(target + at, front, bytes);
   return bytes;
 }
 
-// Feeds `steps` steps from `at` on: four blocks kApart bytes apart, then the four that lie kStride bytes behind them, and so on.
+// Feeds `steps` steps from `at` on: four blocks kApart bytes apart, then the four that lie kStride bytes behind them,
+// and so on.
 template <Target kTarget, std::size_t kApart, std::size_t kStride, class Crc>
-PARAMWIRE_PART void feed_four(Crc& crc, std::byte* target, const std::byte* source, std::size_t at, std::size_t steps) noexcept {
+PARAMWIRE_PART void feed_four(Crc& crc, std::byte* target, const std::byte* source, std::size_t at,
+                              std::size_t steps) noexcept {
   for (std::size_t step = 0; step < steps; ++step, at += kStride) {
     const __m512i a = move_block<kTarget>(target, source, at);
     const __m512i b = move_block<kTarget>(target, source, at + kApart);
@@ -262,7 +281,8 @@ PARAMWIRE_BODY std::uint64_t check(std::uint64_t state, const std::byte* source,
 }
 
 template <class P>
-PARAMWIRE_BODY std::uint64_t copy(std::uint64_t state, std::byte* target, const std::byte* source, std::size_t size) noexcept {
+PARAMWIRE_BODY std::uint64_t copy(std::uint64_t state, std::byte* target, const std::byte* source,
+                                  std::size_t size) noexcept {
   Folding<P> crc(state);
   feed<Target::kCached>(crc, target, source, size);
   return crc.finish();

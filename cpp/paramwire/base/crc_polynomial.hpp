@@ -1,13 +1,14 @@
 // Constants for folding CRCs by carry-less multiplication, computed from the polynomial at compile time.
 //
-// Source: V. Gopal, E. Ozturk, J. Guilford, G. Wolrich, W. Feghali, M. Dixon, D. Karakoyunlu, "Fast CRC Computation for
-// Generic Polynomials Using PCLMULQDQ Instruction", Intel white paper 323102, December 2009: folding ("Fold by 4"), reduction
-// 128 -> 64 and Barrett reduction, in their bit-reflected forms. Internal to base/; the tests include it too.
+// Source: V. Gopal, E. Ozturk, J. Guilford, G. Wolrich, W. Feghali, M. Dixon, D. Karakoyunlu, "Fast CRC Computation
+// for Generic Polynomials Using PCLMULQDQ Instruction", Intel white paper 323102, December 2009: folding ("Fold by
+// 4"), reduction 128 -> 64 and Barrett reduction, in their bit-reflected forms. Internal to base/; the tests include
+// it too.
 //
-// Notation. Message bytes are read little-endian and CRCs are reflected, so in a word of W bits bit i is the coefficient of
-// x^(W-1-i): the first byte of a message has the highest powers. A carry-less product of two reflected 64-bit words, read as
-// a reflected 128-bit word, is a * b * x (the product has 127 bits and leaves the top bit empty); every exponent
-// below that is one less than the algebra asks for pays for this x.
+// Notation. Message bytes are read little-endian and CRCs are reflected, so in a word of W bits bit i is the
+// coefficient of x^(W-1-i): the first byte of a message has the highest powers. A carry-less product of two reflected
+// 64-bit words, read as a reflected 128-bit word, is a * b * x (the product has 127 bits and leaves the top bit
+// empty); every exponent below that is one less than the algebra asks for pays for this x.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@ constexpr std::uint64_t reflect(std::uint64_t polynomial) noexcept {
   return reflected;
 }
 
-// A generator polynomial of degree `kWidthBits` (32 or 64), given as catalogues print it: highest power first, leading one left out.
+// A generator polynomial of degree `kWidthBits` (32 or 64), given as catalogues print it: highest power first,
+// leading one left out.
 template <unsigned kWidthBits, std::uint64_t kPolynomial>
 struct Polynomial {
   static constexpr unsigned kWidth = kWidthBits;
@@ -42,13 +44,13 @@ struct Polynomial {
 
   // The functions below are consteval: their loops are for the compiler, never for a call.
 
-  // To move a 128-bit lane `distance` bits ahead in the message, multiply its first eight bytes by first(), its last eight by
-  // second(), and add the products: a * x^(distance + 64) and b * x^distance modulo P.
+  // To move a 128-bit lane `distance` bits ahead in the message, multiply its first eight bytes by first(), its last
+  // eight by second(), and add the products: a * x^(distance + 64) and b * x^distance modulo P.
   static consteval std::uint64_t fold_first(unsigned distance) noexcept { return power_of_x(distance + 63); }
   static consteval std::uint64_t fold_second(unsigned distance) noexcept { return power_of_x(distance - 1); }
 
-  // floor(x^128 / P) without its constant term, as a reflected 65-bit word cut to 64 bits: x^64 is bit 0. Only for kWidth 64.
-  // The term that is cut off reaches only the half of the product that Barrett reduction throws away.
+  // floor(x^128 / P) without its constant term, as a reflected 65-bit word cut to 64 bits: x^64 is bit 0. Only for
+  // kWidth 64. The term that is cut off reaches only the half of the product that Barrett reduction throws away.
   static consteval std::uint64_t barrett_quotient() noexcept {
     static_assert(kWidth == 64);
     std::uint64_t quotient = 0;
