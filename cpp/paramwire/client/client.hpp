@@ -52,6 +52,7 @@ struct FetchRequest {
   Shard part;                                // of the tensor; may span blocks
   std::span<std::byte> target;               // host memory; undefined after an error
   Status result;                             // set by the call
+  bool done = false;                         // set by the call: `result` is final
 };
 
 struct TensorEntry {

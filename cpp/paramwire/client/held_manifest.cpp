@@ -72,29 +72,32 @@ Result<std::vector<Manifest::Hit>> HeldManifest::blocks(std::string_view tensor)
                                     " blocks)", nearest(tensor)));
 }
 
-Status HeldManifest::plan(BlockId block, std::span<std::byte> target, std::vector<BlockRead>& out) const {
+Result<BlockRead> HeldManifest::locate(BlockId block) const {
   const auto hit = manifest_.find(block);
   if (!hit || hit->entry.kind != EntryKind::kBlock) {
     return Error(Code::kNotFound, cat("block ", block, " is not in version ", to_text(manifest_.version())));
   }
-  if (target.size() != hit->entry.raw_size) {
-    return Error(Code::kInvalid, cat("block ", hit->entry.to_string(), " has ", hit->entry.raw_size, " bytes, the target ", target.size()));
+  return BlockRead{hit->entry, locators_.at(hit->tag), {0, hit->entry.raw_size}, {}, {}};
+}
+
+Status HeldManifest::plan(BlockId block, std::span<std::byte> target, std::vector<BlockRead>& out) const {
+  PARAMWIRE_TRY(read, locate(block));
+  if (target.size() != read.entry.raw_size) {
+    return Error(Code::kInvalid, cat("block ", read.entry.to_string(), " has ", read.entry.raw_size, " bytes, the target ", target.size()));
   }
-  out.push_back(BlockRead{hit->entry, locators_.at(hit->tag), {0, hit->entry.raw_size}, target, {}});
+  read.target = target;
+  out.push_back(read);
   return {};
 }
 
-Status HeldManifest::plan(std::string_view tensor, const Shard& part, std::span<std::byte> target, std::vector<BlockRead>& out) const {
+// The reads of `part`, in row order; `range.size` bytes each, targets not set.
+Status HeldManifest::cut(std::string_view tensor, const Shard& part, std::vector<BlockRead>& out) const {
   PARAMWIRE_TRY(hits, blocks(tensor));
   const ManifestEntry& first = hits.front().entry;
   auto bytes = block_bytes(first.dtype, first.shape, part);
   if (!bytes.ok()) return Error(Code::kInvalid, cat("tensor \"", tensor, "\": ", bytes.error().message()));
-  if (target.size() != *bytes) {
-    return Error(Code::kInvalid, cat("tensor \"", tensor, "\" ", part, " (", dtype_name(first.dtype), ' ', first.shape, ") has ", *bytes,
-                                     " bytes, the target has ", target.size()));
-  }
   if (hits.size() == 1 && first.shard == part) {
-    out.push_back(BlockRead{first, locators_.at(hits.front().tag), {0, first.raw_size}, target, {}});
+    out.push_back(BlockRead{first, locators_.at(hits.front().tag), {0, first.raw_size}, {}, {}});
     return {};
   }
   const auto wanted = *shard_rows(first.shape, part);
@@ -103,17 +106,42 @@ Status HeldManifest::plan(std::string_view tensor, const Shard& part, std::span<
   std::uint64_t at = wanted.first;
   for (const Manifest::Hit& hit : hits) {
     const auto rows = *shard_rows(hit.entry.shape, hit.entry.shard);
-    if (rows.second <= at && !(rows.first == at && rows.second == at)) continue;
+    if (rows.second <= at) continue;
     if (rows.first > at || at >= wanted.second) break;
     const std::uint64_t end = std::min(rows.second, wanted.second);
-    const ByteRange range{(at - rows.first) * row_bits / 8, ((end - at) * row_bits + 7) / 8};
-    const std::uint64_t offset = (at - wanted.first) * row_bits / 8;
-    out.push_back(BlockRead{hit.entry, locators_.at(hit.tag), range,
-                            target.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(range.size)), {}});
+    out.push_back(BlockRead{hit.entry, locators_.at(hit.tag), {(at - rows.first) * row_bits / 8, ((end - at) * row_bits + 7) / 8}, {}, {}});
     at = end;
   }
   if (at < wanted.second) {
     return Error(Code::kNotFound, cat("tensor \"", tensor, "\": rows ", at, " to ", wanted.second, " are on no block of this server"));
+  }
+  return {};
+}
+
+Result<BlockRead> HeldManifest::locate(std::string_view tensor, const Shard& part) const {
+  std::vector<BlockRead> reads;
+  PARAMWIRE_CHECK(cut(tensor, part, reads));
+  if (reads.size() == 1) return reads.front();
+  std::string cuts;
+  for (const BlockRead& read : reads) cuts += cat(cuts.empty() ? "" : ", ", read.entry.shard);
+  return Error(Code::kInvalid, cat("a view lies in one block; ", part, " of tensor \"", tensor, "\" spans ", reads.size(), ": ", cuts.substr(0, 200),
+                                   ": view each, or fetch"));
+}
+
+Status HeldManifest::plan(std::string_view tensor, const Shard& part, std::span<std::byte> target, std::vector<BlockRead>& out) const {
+  const std::size_t before = out.size();
+  PARAMWIRE_CHECK(cut(tensor, part, out));
+  std::uint64_t bytes = 0;
+  for (std::size_t i = before; i < out.size(); ++i) bytes += out[i].range.size;
+  if (target.size() != bytes) {
+    return Error(Code::kInvalid, cat("tensor \"", tensor, "\" ", part, " (", dtype_name(out[before].entry.dtype), ' ', out[before].entry.shape, ") has ", bytes,
+                                     " bytes, the target has ", target.size()));
+  }
+  std::size_t at = 0;
+  for (std::size_t i = before; i < out.size(); ++i) {
+    const auto size = static_cast<std::size_t>(out[i].range.size);
+    out[i].target = target.subspan(at, size);
+    at += size;
   }
   return {};
 }

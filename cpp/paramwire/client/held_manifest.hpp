@@ -54,7 +54,13 @@ class HeldManifest {
   Status plan(std::string_view tensor, const Shard& part, std::span<std::byte> target, std::vector<BlockRead>& out) const;
   Status plan(BlockId block, std::span<std::byte> target, std::vector<BlockRead>& out) const;
 
+  // The one block read that `part` of `tensor` is, without a target: for views.
+  // errors: kInvalid when the part spans blocks, naming the cuts; as plan.
+  Result<BlockRead> locate(std::string_view tensor, const Shard& part) const;
+  Result<BlockRead> locate(BlockId block) const;
+
  private:
+  Status cut(std::string_view tensor, const Shard& part, std::vector<BlockRead>& out) const;
   std::string nearest(std::string_view tensor) const;
 
   Manifest manifest_;

@@ -1,0 +1,507 @@
+#include "paramwire/client/client_impl.hpp"
+
+#include "paramwire/base/text.hpp"
+#include "paramwire/net/host_id.hpp"
+#include "paramwire/net/shm_link.hpp"
+#include "paramwire/net/tcp_link.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <chrono>
+#include <pthread.h>
+
+namespace paramwire {
+
+namespace {
+
+// Threads of one client that may read at once: the fetch thread, two prefetch threads and a few callers. Each link is a
+// connection at the server, or a mapping here.
+constexpr std::size_t kLinksMax = 8;
+// A lease is renewed when a third of its time is over: two renewals may be lost before it ends.
+constexpr Micros kRenewParts = 3;
+// close() waits for the server no longer than this: leases end by themselves.
+constexpr Micros kGoodbye = kMicrosPerSecond / 5;
+
+FetchMachine::Event event_of(Code code) {
+  switch (code) {
+    case Code::kStale: return FetchMachine::Event::kChanged;
+    case Code::kCorrupt: return FetchMachine::Event::kCorrupt;
+    case Code::kUnreachable: return FetchMachine::Event::kLost;
+    default: return FetchMachine::Event::kError;
+  }
+}
+
+// Of several failures, the one that decides what happens next: a broken link before a change, a change before bad bytes.
+int weight(Code code) {
+  switch (code) {
+    case Code::kUnreachable: return 4;
+    case Code::kTimeout: return 3;
+    case Code::kStale: return 2;
+    case Code::kCorrupt: return 1;
+    default: return 5;
+  }
+}
+
+std::chrono::steady_clock::time_point time_point(Micros at) { return std::chrono::steady_clock::time_point(std::chrono::microseconds(at)); }
+
+}  // namespace
+
+ClientImpl::ClientImpl(Endpoint endpoint, const ClientOptions& options, const ClientId& id)
+    : endpoint_(std::move(endpoint)), options_(options), id_(id), pool_([this](Micros until) { return open_link(until); }, kLinksMax) {}
+
+Status ClientImpl::check_usable() const {
+  PARAMWIRE_CHECK(fork_.check("client"));
+  if (closed_) return Error(Code::kInvalid, cat("the client of ", endpoint_.to_string(), " is closed"));
+  return {};
+}
+
+Micros ClientImpl::deadline(const std::optional<Micros>& timeout) const {
+  const Micros now = steady_clock().now();
+  const Micros span = timeout.value_or(options_.timeout);
+  return span > kNever - now ? kNever : now + span;
+}
+
+// ---------------------------------------------------------------- connection
+
+Status ClientImpl::open(Micros until) {
+  PARAMWIRE_TRY(control, ControlLink::connect(endpoint_, id_, until));
+  {
+    const std::lock_guard lock(mutex_);
+    control_ = std::move(control);
+    incarnation_ = control_->welcome().incarnation;
+    counters_.newest = control_->welcome().newest;
+  }
+  return choose_transport(until);
+}
+
+Status ClientImpl::choose_transport(Micros until) {
+  const auto& welcome = control_->welcome();
+  std::vector<std::pair<std::string, std::string>> rejected;
+  std::optional<Transport> chosen;
+  if (options_.transport == "auto" || options_.transport == "shm") {
+    std::string reason;
+    const std::string path = endpoint_.kind == Endpoint::Kind::kUnix ? endpoint_.path : welcome.unix_path;
+    if (path.empty()) {
+      reason = "the server has no unix socket: start it with listen \"unix:PATH\"";
+    } else if (endpoint_.kind != Endpoint::Kind::kUnix && welcome.host_id != host_id()) {
+      reason = "the server runs on another host, or in another network namespace";
+    } else {
+      local_ = Endpoint::unix_socket(path);
+      auto link = open_shm(until);
+      if (link.ok()) {
+        chosen = Transport::kShm;
+        view_link_ = std::move(*link);
+        view_incarnation_ = incarnation_;
+      } else {
+        reason = link.error().to_string();
+      }
+    }
+    if (!chosen) rejected.emplace_back("shm", reason);
+  }
+  if (!chosen && (options_.transport == "auto" || options_.transport == "tcp")) chosen = Transport::kTcp;
+  const std::lock_guard lock(mutex_);
+  rejected_ = std::move(rejected);
+  if (chosen) {
+    transport_ = *chosen;
+    return {};
+  }
+  std::string why;
+  for (const auto& [name, reason] : rejected_) why += cat(why.empty() ? "" : "; ", name, ": ", reason);
+  return Error(Code::kUnavailable, cat("transport \"", options_.transport, "\" to ", endpoint_.to_string(), " can't be had: ", why,
+                                       "; tcp is there: use transport=\"tcp\" or \"auto\""));
+}
+
+Result<std::unique_ptr<Link>> ClientImpl::open_shm(Micros until) {
+  ShmLinkOptions options;
+  options.omitted.crc = !options_.verify;
+  options.drop_pages = options_.drop_view_pages;
+  PARAMWIRE_TRY(link, ShmLink::open(local_, id_, incarnation(), options, until));
+  return std::unique_ptr<Link>(std::move(link));
+}
+
+Result<std::unique_ptr<Link>> ClientImpl::open_tcp(Micros until) {
+  TcpLinkOptions options;
+  options.omitted.crc = !options_.verify;
+  PARAMWIRE_TRY(link, TcpLink::open(endpoint_, id_, incarnation(), options, until));
+  return std::unique_ptr<Link>(std::move(link));
+}
+
+Result<std::unique_ptr<Link>> ClientImpl::open_link(Micros until) {
+  // transport_ never changes after open(): a lost shm server is a lost server, not a reason to go on slower unseen.
+  return transport_ == Transport::kShm ? open_shm(until) : open_tcp(until);
+}
+
+std::shared_ptr<ControlLink> ClientImpl::control() const {
+  const std::lock_guard lock(mutex_);
+  return control_;
+}
+
+Incarnation ClientImpl::incarnation() const {
+  const std::lock_guard lock(mutex_);
+  return incarnation_;
+}
+
+Result<bool> ClientImpl::reconnect(const std::shared_ptr<ControlLink>& broken, Micros until) {
+  const std::lock_guard one(reconnect_mutex_);
+  const Incarnation before = incarnation();
+  if (auto current = control(); current != broken && !current->broken()) return true;  // somebody else was faster
+  auto fresh = ControlLink::connect(endpoint_, id_, until);
+  if (!fresh.ok()) return std::move(fresh).error();
+  const Incarnation now = (*fresh)->welcome().incarnation;
+  {
+    const std::lock_guard lock(mutex_);
+    control_ = std::move(*fresh);
+    incarnation_ = now;
+    ++counters_.reconnects;
+    if (now != before) {
+      ++counters_.restarts_seen;
+      newest_.reset();  // manifests of another incarnation are no base for deltas
+    }
+  }
+  pool_.renew();
+  return now == before;
+}
+
+Result<ControlLink::Answer> ClientImpl::call(const std::function<Bytes(std::uint64_t)>& encode, FrameType expected, Micros until) {
+  auto link = control();
+  if (link->broken()) {
+    PARAMWIRE_CHECK(reconnect(link, until));
+    link = control();
+  }
+  const std::uint64_t request = link->next_request();
+  const Bytes frame = encode(request);
+  PARAMWIRE_TRY(answer, link->call(frame, request, until));
+  if (answer.type != expected) {
+    return Error(Code::kCorrupt, cat(endpoint_.to_string(), " answered ", frame_type_name(answer.type), " where ", frame_type_name(expected), " was expected"));
+  }
+  return answer;
+}
+
+// ---------------------------------------------------------------- snapshots
+
+Result<ClientImpl::Opened> ClientImpl::open_snapshot(const std::optional<Version>& want, Micros lease_ttl, Micros wait, Micros until) {
+  std::shared_ptr<const HeldManifest> base;
+  {
+    const std::lock_guard lock(mutex_);
+    base = newest_;
+  }
+  SnapshotMessage message;
+  message.want = want;
+  if (base) {
+    message.held = base->manifest().version();
+    message.held_root = base->manifest().root();
+  }
+  const auto milliseconds = [](Micros span) { return static_cast<std::uint32_t>(std::clamp<Micros>(span / 1000, 0, 0xffffffff)); };
+  message.lease_ttl_ms = milliseconds(lease_ttl);
+  message.wait_ms = milliseconds(std::min(wait, until - steady_clock().now()));
+  message.locators = transport_ == Transport::kShm;
+  const Micros sent = steady_clock().now();
+  PARAMWIRE_TRY(answer, call([&](std::uint64_t request) { return message.encode(request); }, FrameType::kManifest, until));
+  PARAMWIRE_TRY(head, ManifestMessage::decode(answer.meta));
+  if (head.incarnation != incarnation()) return Error(Code::kUnreachable, "the server restarted while a snapshot was opened");
+  if (answer.body.size() != head.stream_size + head.locator_count * kLocatorBytes) {
+    return Error(Code::kCorrupt, cat("MANIFEST brings ", answer.body.size(), " bytes, its parts are ", head.stream_size, " and ", head.locator_count, " locators"));
+  }
+  const std::span<const std::byte> body(answer.body);
+  std::vector<Locator> locators;
+  locators.reserve(static_cast<std::size_t>(head.locator_count));
+  for (std::uint64_t i = 0; i < head.locator_count; ++i) {
+    const auto at = static_cast<std::size_t>(head.stream_size + i * kLocatorBytes);
+    locators.push_back(read_locator(body.subspan(at).first<kLocatorBytes>()));
+  }
+  const LocatorTable& known = base ? base->locators() : LocatorTable();
+  const std::uint32_t first = known.size();
+  auto manifest = Manifest::apply_delta(base ? &base->manifest() : nullptr, body.first(static_cast<std::size_t>(head.stream_size)),
+                                        [first](std::size_t i) { return first + static_cast<std::uint32_t>(i); });
+  if (!manifest.ok()) {
+    // Whatever this client holds does not fit what the server sends: the next try starts from nothing.
+    const std::lock_guard lock(mutex_);
+    newest_.reset();
+    return std::move(manifest).error();
+  }
+  // A full stream names every block anew: what was known before is not pointed at any more.
+  const bool from_base = message.held.has_value() && head.locator_count < manifest->entry_count();
+  const LocatorTable table = (message.locators || from_base ? known : LocatorTable()).with(std::move(locators));
+  Opened opened;
+  opened.held = std::make_shared<const HeldManifest>(std::move(*manifest), table, head.incarnation);
+  opened.lease = head.lease;
+  opened.lease_deadline = sent + static_cast<Micros>(head.lease_ttl_ms) * 1000;
+  const std::lock_guard lock(mutex_);
+  ++counters_.snapshots;
+  counters_.manifest_bytes += answer.body.size();
+  const auto& version = opened.held->manifest().version();
+  if (head.incarnation == incarnation_ && (!newest_ || newest_->manifest().version() < version)) newest_ = opened.held;
+  if (!counters_.newest || *counters_.newest < *version) counters_.newest = version;
+  return opened;
+}
+
+void ClientImpl::release_lease(LeaseId lease, const Incarnation& made_by) noexcept {
+  if (lease == 0 || !fork_.check("lease").ok() || made_by != incarnation() || control()->broken()) return;
+  LeaseMessage message;
+  message.lease = lease;
+  // An answer that does not come is no loss: the lease ends by its time.
+  static_cast<void>(call([&](std::uint64_t request) { return message.encode(FrameType::kRelease, request); }, FrameType::kOk,
+                         steady_clock().now() + kGoodbye).ok());
+}
+
+void ClientImpl::watch_lease(const std::shared_ptr<Snapshot::State>& snapshot) {
+  const std::lock_guard lock(renew_mutex_);
+  leased_.push_back(snapshot);
+  if (!renew_thread_.joinable()) {
+    renew_thread_ = std::thread([this] { renew_loop(); });
+    pthread_setname_np(renew_thread_.native_handle(), "pw-renew");
+  }
+  renew_wake_.notify_one();
+}
+
+// Renews what is due; returns when the next renewal is.
+Micros ClientImpl::renew_due(Micros now) {
+  std::vector<std::shared_ptr<Snapshot::State>> living;
+  {
+    const std::lock_guard lock(renew_mutex_);
+    std::erase_if(leased_, [&](const std::weak_ptr<Snapshot::State>& weak) {
+      auto snapshot = weak.lock();
+      if (!snapshot || snapshot->closed || snapshot->lease_lost) return true;
+      living.push_back(std::move(snapshot));
+      return false;
+    });
+  }
+  const Micros early = options_.lease_ttl - options_.lease_ttl / kRenewParts;
+  Micros next = kNever;
+  for (const auto& snapshot : living) {
+    const Micros lease_end = snapshot->lease_deadline;
+    if (lease_end - early <= now) {
+      LeaseMessage message;
+      message.lease = snapshot->lease;
+      message.ttl_ms = static_cast<std::uint32_t>(options_.lease_ttl / 1000);
+      const Micros sent = steady_clock().now();
+      const auto answer = call([&](std::uint64_t request) { return message.encode(FrameType::kRenew, request); }, FrameType::kOk, lease_end);
+      const bool same_server = snapshot->held->incarnation() == incarnation();
+      if (answer.ok() && same_server) {
+        snapshot->lease_deadline = sent + options_.lease_ttl;
+      } else if (!same_server || (!answer.ok() && answer.error().code() == Code::kStale) || steady_clock().now() >= lease_end) {
+        snapshot->lease_lost = true;
+        const std::lock_guard lock(mutex_);
+        ++counters_.leases_lost;
+        continue;
+      }
+    }
+    // After a failed renewal: again in a tenth of the time, until the lease is over.
+    next = std::min(next, std::max(snapshot->lease_deadline - early, steady_clock().now() + options_.lease_ttl / 10));
+  }
+  return next;
+}
+
+void ClientImpl::renew_loop() {
+  std::unique_lock lock(renew_mutex_);
+  while (!closed_) {
+    lock.unlock();
+    const Micros next = renew_due(steady_clock().now());
+    lock.lock();
+    if (closed_) return;
+    if (next == kNever) {
+      renew_wake_.wait(lock, [this] { return closed_ || !leased_.empty(); });
+    } else {
+      renew_wake_.wait_until(lock, time_point(next), [this] { return closed_.load(); });
+    }
+  }
+}
+
+// ---------------------------------------------------------------- fetch
+
+FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<FetchRequest> requests, Micros until, std::optional<Error>& error) {
+  std::vector<BlockRead> batch;
+  std::vector<std::pair<std::size_t, std::size_t>> owners;  // request and its first item
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    FetchRequest& request = requests[i];
+    if (request.done) continue;
+    const std::size_t first = batch.size();
+    request.result = request.block ? held.plan(*request.block, request.target, batch) : held.plan(request.tensor, request.part, request.target, batch);
+    if (!request.result.ok()) {
+      request.done = true;  // a wrong call stays wrong
+      batch.resize(first);
+      continue;
+    }
+    owners.emplace_back(i, first);
+  }
+  if (batch.empty() && owners.empty()) return FetchMachine::Event::kRead;
+  auto link = pool_.borrow(until);
+  if (!link.ok()) {
+    error = std::move(link).error();
+    return event_of(error->code());
+  }
+  (*link)->read(batch, until);
+  for (std::size_t o = 0; o < owners.size(); ++o) {
+    FetchRequest& request = requests[owners[o].first];
+    const std::size_t end = o + 1 < owners.size() ? owners[o + 1].second : batch.size();
+    request.done = true;
+    for (std::size_t i = owners[o].second; i < end; ++i) {
+      if (batch[i].result.ok()) continue;
+      request.done = false;
+      request.result = batch[i].result.error();
+      if (!error || weight(request.result.error().code()) > weight(error->code())) error = request.result.error();
+      break;
+    }
+  }
+  return error ? event_of(error->code()) : FetchMachine::Event::kRead;
+}
+
+Status ClientImpl::fetch(FetchMachine::Mode mode, std::shared_ptr<const HeldManifest>& held, std::span<FetchRequest> requests, Micros until) {
+  FetchMachine::Options machine_options;
+  machine_options.mode = mode;
+  machine_options.deadline = until;
+  FetchMachine machine(machine_options);
+  for (FetchRequest& request : requests) request.done = false;
+  LeaseId lease = 0;
+  std::optional<Error> error;
+  auto event = FetchMachine::Event::kBegin;
+  auto action = FetchMachine::Action::kRead;
+  while (true) {
+    action = machine.step(steady_clock().now(), event, error ? &*error : nullptr);
+    if (action == FetchMachine::Action::kDone || action == FetchMachine::Action::kFail) break;
+    error.reset();
+    if (action == FetchMachine::Action::kRead) {
+      event = read_round(*held, requests, until, error);
+      continue;
+    }
+    if (action == FetchMachine::Action::kReconnect) {
+      const Incarnation made_by = held ? held->incarnation() : incarnation();
+      auto same = reconnect(control(), until);
+      if (same.ok()) {
+        event = incarnation() == made_by ? FetchMachine::Event::kReconnected : FetchMachine::Event::kRestarted;
+      } else {
+        error = std::move(same).error();
+        event = event_of(error->code());
+      }
+      continue;
+    }
+    const Micros ttl = action == FetchMachine::Action::kOpenLeased ? options_.lease_ttl : 0;
+    auto opened = open_snapshot(std::nullopt, ttl, 0, until);
+    if (!opened.ok()) {
+      error = std::move(opened).error();
+      event = event_of(error->code());
+      continue;
+    }
+    const bool moved = !held || held->manifest().version() != opened->held->manifest().version() || held->incarnation() != opened->held->incarnation();
+    if (moved) {  // all of one version: what came from the older one is read again
+      for (FetchRequest& request : requests) request.done = false;
+    }
+    if (lease != 0) release_lease(lease, held->incarnation());
+    held = opened->held;
+    lease = opened->lease;
+    event = FetchMachine::Event::kOpened;
+  }
+  if (lease != 0) release_lease(lease, held->incarnation());
+  if (machine.retries() > 0) {
+    const std::lock_guard lock(mutex_);
+    counters_.retries += machine.retries();
+  }
+  if (action == FetchMachine::Action::kFail) {
+    for (FetchRequest& request : requests) {
+      if (!request.done) request.result = machine.failure();
+    }
+    return machine.failure();
+  }
+  for (const FetchRequest& request : requests) {
+    if (!request.result.ok()) return request.result;
+  }
+  return {};
+}
+
+Result<BlockView> ClientImpl::view(const HeldManifest& held, const BlockRead& what) {
+  if (transport_ != Transport::kShm) {
+    return Error(Code::kUnavailable, cat("views need shared memory, this client's transport is tcp", rejected_.empty() ? "" : cat(" (shm: ", rejected_.front().second, ")"), ": fetch instead"));
+  }
+  const std::lock_guard lock(view_mutex_);
+  if (!view_link_ || view_link_->broken() || view_incarnation_ != held.incarnation()) {
+    if (held.incarnation() != incarnation()) return Error(Code::kStale, "the server restarted: the snapshot is gone with the incarnation that made it, take a new one");
+    PARAMWIRE_TRY(link, open_shm(deadline({})));
+    view_link_ = std::move(link);
+    view_incarnation_ = held.incarnation();
+  }
+  return view_link_->view(what.entry, what.locator, what.range);
+}
+
+// ---------------------------------------------------------------- tickets
+
+Result<Ticket> ClientImpl::submit(std::shared_ptr<Snapshot::State> snapshot, std::vector<FetchRequest> requests, Micros until) {
+  auto state = std::make_shared<Ticket::State>();
+  state->requests = std::move(requests);
+  state->snapshot = std::move(snapshot);
+  state->submitted = steady_clock().now();
+  state->deadline = until;
+  const std::lock_guard lock(tickets_mutex_);
+  if (closed_) return Error(Code::kInvalid, "the client is closed");
+  if (tickets_.size() >= kTicketsMax) {
+    return Error(Code::kBackpressure, cat(tickets_.size(), " tickets wait for the fetch thread, the limit: wait for some of them"));
+  }
+  tickets_.push_back(state);
+  if (!fetch_thread_.joinable()) {
+    fetch_thread_ = std::thread([this] { fetch_loop(); });
+    pthread_setname_np(fetch_thread_.native_handle(), "pw-fetch");
+  }
+  tickets_wake_.notify_one();
+  return Ticket(std::move(state));
+}
+
+void ClientImpl::fetch_loop() {
+  std::unique_lock lock(tickets_mutex_);
+  for (;;) {
+    tickets_wake_.wait(lock, [this] { return closed_ || !tickets_.empty(); });
+    if (tickets_.empty()) return;  // closed, and nobody waits any more
+    const auto ticket = std::move(tickets_.front());
+    tickets_.pop_front();
+    lock.unlock();
+    Status result = closed_ ? Status(Error(Code::kInvalid, "the client was closed before the fetch began")) : Status();
+    if (result.ok()) {
+      auto held = ticket->snapshot->held;
+      result = fetch(FetchMachine::Mode::kSnapshot, held, ticket->requests, ticket->deadline);
+    }
+    ticket->snapshot.reset();
+    {
+      const std::lock_guard done(ticket->mutex);
+      ticket->result = std::move(result);
+      ticket->completed = steady_clock().now();
+      ticket->done = true;
+    }
+    ticket->finished.notify_all();
+    lock.lock();
+  }
+}
+
+// ---------------------------------------------------------------- end
+
+void ClientImpl::close() {
+  if (fork_.in_child()) {  // threads and sockets are the parent's
+    renew_thread_.detach();
+    fetch_thread_.detach();
+    return;
+  }
+  if (closed_.exchange(true)) return;
+  if (auto link = control()) link->shutdown();  // wakes a renewal that waits for an answer
+  {
+    const std::lock_guard lock(renew_mutex_);
+    renew_wake_.notify_all();
+  }
+  {
+    const std::lock_guard lock(tickets_mutex_);
+    tickets_wake_.notify_all();
+  }
+  if (renew_thread_.joinable()) renew_thread_.join();
+  if (fetch_thread_.joinable()) fetch_thread_.join();
+}
+
+ClientStats ClientImpl::stats() const {
+  LinkStats link = pool_.stats();
+  ClientStats out;
+  {
+    const std::lock_guard lock(mutex_);
+    out = counters_;
+    out.transport = transport_ == Transport::kShm ? "shm" : "tcp";
+    out.rejected = rejected_;
+  }
+  out.link = link;
+  return out;
+}
+
+}  // namespace paramwire

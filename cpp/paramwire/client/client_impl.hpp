@@ -1,0 +1,125 @@
+// Inside of the client: one control link, a pool of data links, the newest manifest, and two threads.
+//
+// threads: "pw-renew" renews leases, "pw-fetch" runs tickets; both started when first needed, joined by close(). No lock is
+// held while the network is waited for, except the control link's own.
+#pragma once
+
+#include "paramwire/base/endpoint.hpp"
+#include "paramwire/base/fork_guard.hpp"
+#include "paramwire/client/client.hpp"
+#include "paramwire/client/fetch_machine.hpp"
+#include "paramwire/client/held_manifest.hpp"
+#include "paramwire/client/link_pool.hpp"
+#include "paramwire/net/control_link.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+namespace paramwire {
+
+// Tickets that may wait: each holds its caller's buffers, so a bound keeps a runaway producer from holding all memory.
+inline constexpr std::size_t kTicketsMax = 1024;
+
+struct Snapshot::State {
+  std::shared_ptr<ClientImpl> client;
+  std::shared_ptr<const HeldManifest> held;
+  LeaseId lease = 0;
+  std::atomic<Micros> lease_deadline{0};  // on the client's clock, counted from when the grant was asked for
+  std::atomic<bool> lease_lost{false};
+  std::atomic<bool> closed{false};
+};
+
+struct Ticket::State {
+  std::vector<FetchRequest> requests;
+  std::shared_ptr<Snapshot::State> snapshot;
+  Micros submitted = 0;
+  Micros deadline = 0;
+  mutable std::mutex mutex;
+  std::condition_variable finished;
+  bool done = false;
+  Micros completed = 0;
+  Status result;
+};
+
+class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
+ public:
+  ClientImpl(Endpoint endpoint, const ClientOptions& options, const ClientId& id);
+  ~ClientImpl() { close(); }
+
+  // First connection and choice of the transport.
+  Status open(Micros deadline);
+  void close();
+  Status check_usable() const;
+  Micros deadline(const std::optional<Micros>& timeout) const;
+
+  struct Opened {
+    std::shared_ptr<const HeldManifest> held;
+    LeaseId lease = 0;
+    Micros lease_deadline = 0;
+  };
+  Result<Opened> open_snapshot(const std::optional<Version>& want, Micros lease_ttl, Micros wait, Micros deadline);
+  void release_lease(LeaseId lease, const Incarnation& incarnation) noexcept;
+  void watch_lease(const std::shared_ptr<Snapshot::State>& snapshot);
+
+  // The loop around a FetchMachine. `held` is replaced when the machine opens another snapshot.
+  Status fetch(FetchMachine::Mode mode, std::shared_ptr<const HeldManifest>& held, std::span<FetchRequest> requests, Micros deadline);
+  Result<Ticket> submit(std::shared_ptr<Snapshot::State> snapshot, std::vector<FetchRequest> requests, Micros deadline);
+  Result<BlockView> view(const HeldManifest& held, const BlockRead& what);
+  Result<ControlLink::Answer> call(const std::function<Bytes(std::uint64_t request)>& encode, FrameType expected, Micros deadline);
+
+  ClientStats stats() const;
+  Incarnation incarnation() const;
+  const Endpoint& endpoint() const noexcept { return endpoint_; }
+  const ClientId& id() const noexcept { return id_; }
+  const ClientOptions& options() const noexcept { return options_; }
+
+ private:
+  enum class Transport : std::uint8_t { kShm, kTcp };
+  Status choose_transport(Micros deadline);
+  Result<std::unique_ptr<Link>> open_link(Micros deadline);
+  Result<std::unique_ptr<Link>> open_shm(Micros deadline);
+  Result<std::unique_ptr<Link>> open_tcp(Micros deadline);
+  std::shared_ptr<ControlLink> control() const;
+  // A new control link. returns: whether the incarnation is the one seen before.
+  Result<bool> reconnect(const std::shared_ptr<ControlLink>& broken, Micros deadline);
+  FetchMachine::Event read_round(const HeldManifest& held, std::span<FetchRequest> requests, Micros deadline, std::optional<Error>& error);
+  void renew_loop();
+  Micros renew_due(Micros now);
+  void fetch_loop();
+
+  const Endpoint endpoint_;
+  const ClientOptions options_;
+  const ClientId id_;
+  const ForkGuard fork_;
+  std::atomic<bool> closed_{false};
+
+  mutable std::mutex mutex_;                       // everything down to the pool
+  std::shared_ptr<ControlLink> control_;
+  Incarnation incarnation_;
+  Transport transport_ = Transport::kTcp;
+  Endpoint local_;                                 // the server's unix socket, for shm
+  std::vector<std::pair<std::string, std::string>> rejected_;
+  std::shared_ptr<const HeldManifest> newest_;     // base of deltas
+  ClientStats counters_;
+  std::mutex reconnect_mutex_;                     // one reconnection at a time
+
+  LinkPool pool_;
+  std::mutex view_mutex_;                          // the one link that gives views, so that each block is verified once
+  std::unique_ptr<Link> view_link_;
+  Incarnation view_incarnation_;
+
+  std::mutex renew_mutex_;
+  std::condition_variable renew_wake_;
+  std::vector<std::weak_ptr<Snapshot::State>> leased_;
+  std::thread renew_thread_;
+
+  std::mutex tickets_mutex_;
+  std::condition_variable tickets_wake_;
+  std::deque<std::shared_ptr<Ticket::State>> tickets_;
+  std::thread fetch_thread_;
+};
+
+}  // namespace paramwire

@@ -1,0 +1,73 @@
+#include "paramwire/client/link_pool.hpp"
+
+#include "paramwire/base/text.hpp"
+
+#include <chrono>
+
+namespace paramwire {
+
+LinkStats operator+(const LinkStats& a, const LinkStats& b) noexcept {
+  LinkStats out = a;
+  out.reads += b.reads;
+  out.bytes += b.bytes;
+  out.wire_bytes += b.wire_bytes;
+  out.blocks_verified += b.blocks_verified;
+  out.changed += b.changed;
+  out.corrupt += b.corrupt;
+  out.views += b.views;
+  out.views_verified += b.views_verified;
+  return out;
+}
+
+Result<LinkPool::Loan> LinkPool::borrow(Micros deadline) {
+  std::unique_lock lock(mutex_);
+  if (idle_.empty() && lent_ >= links_max_) {
+    const auto until = std::chrono::steady_clock::time_point(std::chrono::microseconds(deadline));
+    if (!returned_.wait_until(lock, until, [this] { return !idle_.empty() || lent_ < links_max_; })) {
+      return Error(Code::kTimeout, cat("all ", links_max_, " links of this client were in use until the deadline"));
+    }
+  }
+  ++lent_;
+  const std::uint64_t generation = generation_;
+  if (!idle_.empty()) {
+    auto link = std::move(idle_.back());
+    idle_.pop_back();
+    return Loan(*this, std::move(link), generation);
+  }
+  lock.unlock();
+  auto link = open_(deadline);
+  if (!link.ok()) {
+    lock.lock();
+    --lent_;
+    returned_.notify_one();
+    return std::move(link).error();
+  }
+  return Loan(*this, std::move(*link), generation);
+}
+
+void LinkPool::take_back(std::unique_ptr<Link> link, std::uint64_t generation) {
+  const std::lock_guard lock(mutex_);
+  --lent_;
+  if (link->broken() || generation != generation_) {
+    dropped_ = dropped_ + link->stats();
+  } else {
+    idle_.push_back(std::move(link));
+  }
+  returned_.notify_one();
+}
+
+void LinkPool::renew() {
+  const std::lock_guard lock(mutex_);
+  ++generation_;
+  for (const auto& link : idle_) dropped_ = dropped_ + link->stats();
+  idle_.clear();
+}
+
+LinkStats LinkPool::stats() const {
+  const std::lock_guard lock(mutex_);
+  LinkStats out = dropped_;
+  for (const auto& link : idle_) out = out + link->stats();
+  return out;
+}
+
+}  // namespace paramwire
