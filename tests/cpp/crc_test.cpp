@@ -169,8 +169,8 @@ TEST_P(CrcBody, EqualsTheReferenceAtEveryPairOfAlignments) {
 TEST_P(CrcBody, EqualsTheReferenceAroundEveryThreshold) {
   Random random(kSeed + 1);
   const auto data = random_bytes(kStreamFromBytes + 256, kSeed);
-  constexpr std::size_t kEdges[] = {64, 256, 320, 4096, 2 * 4096, 4 * 4096, 4 * 4096 + 64, kExtentBytes, 2 * kExtentBytes,
-                                    kStreamFromBytes};
+  constexpr std::size_t kEdges[] = {64, 256, 320, 4096, 2 * 4096, 4 * 4096, 4 * 4096 + 64, kExtentBytes,
+                                    2 * kExtentBytes, kStreamFromBytes};
   for (const std::size_t edge : kEdges) {
     for (const std::size_t size : {edge - 1, edge, edge + 1, edge + 63, edge + 65}) {
       check_all(body(), data, size, random.below(64), random.below(64), random.next());
@@ -343,7 +343,7 @@ TEST(CrcPolynomial, PowersAreTheRemaindersOfTheReference) {
   static_assert(crc::Crc32cPolynomial::power_of_x(32) == std::uint64_t{0x82F63B78} << 32);
   // CRCs are affine: the difference of two messages' CRCs is the plain remainder of the messages' difference.
   std::vector<std::byte> message(32);
-  message[0] = std::byte{1};  // x^(8 * 31 + 7), a byte's bit 0 being its highest power; times x^64 or x^32 by definition
+  message[0] = std::byte{1};  // x^(8 * 31 + 7): bit 0 is a byte's highest power; times x^64 or x^32 by definition
   const std::uint64_t zeros = reference64(std::vector<std::byte>(32).data(), 32);
   EXPECT_EQ(reference64(message.data(), 32) ^ zeros, P::power_of_x(8 * 31 + 7 + 64));
   const std::uint32_t zeros32 = reference32(std::vector<std::byte>(32).data(), 32);
