@@ -1,7 +1,7 @@
 #include "paramwire/client/client_impl.hpp"
 
+#include "paramwire/base/host_identity.hpp"
 #include "paramwire/base/text.hpp"
-#include "paramwire/net/host_id.hpp"
 #include "paramwire/net/shm_link.hpp"
 #include "paramwire/net/tcp_link.hpp"
 
@@ -68,22 +68,22 @@ Status ClientImpl::open(Micros until) {
   {
     const std::lock_guard lock(mutex_);
     control_ = std::move(control);
-    incarnation_ = control_->welcome().incarnation;
-    counters_.newest = control_->welcome().newest;
+    incarnation_ = control_->facts().incarnation;
+    counters_.newest = control_->facts().newest;
   }
   return choose_transport(until);
 }
 
 Status ClientImpl::choose_transport(Micros until) {
-  const auto& welcome = control_->welcome();
+  const ServerFacts& facts = control_->facts();
   std::vector<std::pair<std::string, std::string>> rejected;
   std::optional<Transport> chosen;
   if (options_.transport == "auto" || options_.transport == "shm") {
     std::string reason;
-    const std::string path = endpoint_.kind == Endpoint::Kind::kUnix ? endpoint_.path : welcome.unix_path;
+    const std::string path = endpoint_.kind == Endpoint::Kind::kUnix ? endpoint_.path : facts.unix_path;
     if (path.empty()) {
       reason = "the server has no unix socket: start it with listen \"unix:PATH\"";
-    } else if (endpoint_.kind != Endpoint::Kind::kUnix && welcome.host_id != host_id()) {
+    } else if (endpoint_.kind != Endpoint::Kind::kUnix && facts.host_id != host_identity()) {
       reason = "the server runs on another host, or in another network namespace";
     } else {
       local_ = Endpoint::unix_socket(path);
@@ -115,15 +115,13 @@ Result<std::unique_ptr<Link>> ClientImpl::open_shm(Micros until) {
   ShmLinkOptions options;
   options.omitted.crc = !options_.verify;
   options.drop_pages = options_.drop_view_pages;
-  PARAMWIRE_TRY(link, ShmLink::open(local_, id_, incarnation(), options, until));
-  return std::unique_ptr<Link>(std::move(link));
+  return ShmLink::connect(local_, id_, incarnation(), options, until);
 }
 
 Result<std::unique_ptr<Link>> ClientImpl::open_tcp(Micros until) {
-  TcpLinkOptions options;
-  options.omitted.crc = !options_.verify;
-  PARAMWIRE_TRY(link, TcpLink::open(endpoint_, id_, incarnation(), options, until));
-  return std::unique_ptr<Link>(std::move(link));
+  OmittedReadChecks omitted;
+  omitted.crc = !options_.verify;
+  return TcpLink::connect(endpoint_, id_, incarnation(), omitted, until);
 }
 
 Result<std::unique_ptr<Link>> ClientImpl::open_link(Micros until) {
@@ -147,7 +145,7 @@ Result<bool> ClientImpl::reconnect(const std::shared_ptr<ControlLink>& broken, M
   if (auto current = control(); current != broken && !current->broken()) return true;  // somebody else was faster
   auto fresh = ControlLink::connect(endpoint_, id_, until);
   if (!fresh.ok()) return std::move(fresh).error();
-  const Incarnation now = (*fresh)->welcome().incarnation;
+  const Incarnation now = (*fresh)->facts().incarnation;
   {
     const std::lock_guard lock(mutex_);
     control_ = std::move(*fresh);
@@ -170,11 +168,7 @@ Result<ControlLink::Answer> ClientImpl::call(const std::function<Bytes(std::uint
   }
   const std::uint64_t request = link->next_request();
   const Bytes frame = encode(request);
-  PARAMWIRE_TRY(answer, link->call(frame, request, until));
-  if (answer.type != expected) {
-    return Error(Code::kCorrupt, cat(endpoint_.to_string(), " answered ", frame_type_name(answer.type), " where ", frame_type_name(expected), " was expected"));
-  }
-  return answer;
+  return link->call(frame, request, expected, until);
 }
 
 // ---------------------------------------------------------------- snapshots
@@ -478,7 +472,7 @@ void ClientImpl::close() {
     return;
   }
   if (closed_.exchange(true)) return;
-  if (auto link = control()) link->shutdown();  // wakes a renewal that waits for an answer
+  if (auto link = control()) link->close();  // wakes a renewal that waits for an answer
   {
     const std::lock_guard lock(renew_mutex_);
     renew_wake_.notify_all();
