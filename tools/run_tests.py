@@ -248,8 +248,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
         counts = outcome.counts
         lines.append(
             f"{outcome.suite.name:<12} {'FAILED' if outcome.failure else 'ok':<7} "
-            f"{counts.passed:>6} {counts.failed:>6} {counts.skipped:>7} {outcome.used_s / 60:>9.2f} {outcome.suite.minutes:>6g}"
-            + ("  OVER BUDGET" if outcome.over_budget else "")
+            f"{counts.passed:>6} {counts.failed:>6} {counts.skipped:>7} "
+            f"{outcome.used_s / 60:>9.2f} {outcome.suite.minutes:>6g}{'  OVER BUDGET' if outcome.over_budget else ''}"
         )
     used, budget = sum(o.used_s for o in outcomes) / 60, sum(o.suite.minutes for o in outcomes)
     lines.append(f"{'all':<12} {'':<7} {'':>6} {'':>6} {'':>7} {used:>9.2f} {budget:>6g}")
