@@ -1,0 +1,47 @@
+# Each target does all of the set-up that it needs (tools/setup.sh) and skips what is done.
+#   make test SUITES="lint unit"    only these suites
+#   make demo DEMO_ARGS="--help"    arguments for the command behind a target (also BENCH_ARGS)
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint soak asan tsan wheel
+
+setup := @bash tools/setup.sh
+run_tests := @.venv/bin/python tools/run_tests.py
+
+help:
+	@echo 'make demo   a real model served by one process, fetched and computed by another'
+	@echo 'make test   every test suite, each against its minute budget (SUITES="lint unit" for some)'
+	@echo 'make bench  speed, as JSON lines, baselines in the same run'
+	@echo 'make lint   ruff, mypy, tidy'
+	@echo 'make soak   what takes too long for make test'
+	@echo 'make asan   all C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make tsan   all C++ tests under ThreadSanitizer'
+	@echo 'make wheel  a self-contained wheel in dist/'
+
+demo:
+	$(setup) packages venv install model
+	@.venv/bin/paramwire demo $(DEMO_ARGS)
+
+test:
+	$(setup) packages venv model
+	$(run_tests) $(SUITES)
+
+bench:
+	$(setup) packages venv install model build:release
+	@.venv/bin/paramwire bench fetch --json $(BENCH_ARGS)
+	@set -e; for program in build/release/bench/*_bench; do if [ -x "$$program" ]; then "$$program"; fi; done
+
+lint:
+	$(setup) packages venv
+	$(run_tests) lint
+
+soak:
+	$(setup) packages venv model
+	$(run_tests) --soak
+
+asan tsan:
+	$(setup) packages venv
+	$(run_tests) $@-all
+
+wheel:
+	$(setup) packages venv wheel
