@@ -39,8 +39,7 @@ void ManifestDraft::remove(BlockId id) { items_.push_back({id.value, 0, 0, 0}); 
 
 Manifest::PagePtr Manifest::seal(Page page) {
   page.bytes.shrink_to_fit();
-  page.offsets.shrink_to_fit();
-  page.tags.shrink_to_fit();
+  page.rows.shrink_to_fit();
   page.digest = sha256(page.bytes);
   return std::make_shared<const Page>(std::move(page));
 }
@@ -50,16 +49,17 @@ std::size_t Manifest::page_of(std::uint64_t id) const noexcept {
 }
 
 Manifest::Found Manifest::entry_at(const Page& page, std::size_t index) noexcept {
-  const std::size_t end = index + 1 < page.offsets.size() ? page.offsets[index + 1] : page.bytes.size();
-  return {page.bytes.data() + page.offsets[index], static_cast<std::uint32_t>(end - page.offsets[index]), page.tags[index]};
+  const std::size_t end = index + 1 < page.rows.size() ? page.rows[index + 1].offset : page.bytes.size();
+  const Row row = page.rows[index];
+  return {page.bytes.data() + row.offset, static_cast<std::uint32_t>(end - row.offset), row.tag};
 }
 
 std::optional<Manifest::Found> Manifest::locate(std::uint64_t id) const noexcept {
   if (pages_.empty()) return std::nullopt;
   const Page& page = *pages_[page_of(id)];
-  const std::size_t count = page.offsets.size();
+  const std::size_t count = page.rows.size();
   if (count == 0) return std::nullopt;
-  const auto id_at = [&](std::size_t i) { return id_of(page.bytes.data() + page.offsets[i]); };
+  const auto id_at = [&](std::size_t i) { return id_of(page.bytes.data() + page.rows[i].offset); };
   // Ids are hashes, so they lie evenly over the page's range: start where this one should be (interpolation search, Perl,
   // Itai and Avni, CACM 21(7), 1978) and gallop from there, which stays logarithmic for ids that somebody chose.
   const std::uint64_t within = page_bits_ == 0 ? id : id << page_bits_;
@@ -96,7 +96,7 @@ std::optional<Manifest::Found> Manifest::locate(std::uint64_t id) const noexcept
 
 // Merges `base` (nullptr: empty) with `items`, both in id order.
 Result<Manifest::PagePtr> Manifest::merge(const Page* base, std::span<const std::byte> encoded, std::span<const Item> items) {
-  const std::size_t base_count = base ? base->offsets.size() : 0;
+  const std::size_t base_count = base ? base->rows.size() : 0;
   std::size_t bytes = base ? base->bytes.size() : 0;
   for (const Item& item : items) bytes += item.size;
   if (bytes > std::numeric_limits<std::uint32_t>::max()) {
@@ -104,12 +104,10 @@ Result<Manifest::PagePtr> Manifest::merge(const Page* base, std::span<const std:
   }
   Page page;
   page.bytes.reserve(bytes);
-  page.offsets.reserve(base_count + items.size());
-  page.tags.reserve(base_count + items.size());
+  page.rows.reserve(base_count + items.size());
   page.raw_bytes = base ? base->raw_bytes : 0;
   const auto append = [&](const std::byte* entry, std::size_t size, std::uint32_t tag) {
-    page.offsets.push_back(static_cast<std::uint32_t>(page.bytes.size()));
-    page.tags.push_back(tag);
+    page.rows.push_back({static_cast<std::uint32_t>(page.bytes.size()), tag});
     page.bytes.insert(page.bytes.end(), entry, entry + size);
   };
 
@@ -149,11 +147,10 @@ Manifest Manifest::repaged(unsigned bits) const {
   out.page_bits_ = bits;
   std::vector<Page> pages(std::size_t{1} << bits);
   for (const auto& old : pages_) {
-    for (std::size_t i = 0; i < old->offsets.size(); ++i) {
+    for (std::size_t i = 0; i < old->rows.size(); ++i) {
       const Found entry = entry_at(*old, i);
       Page& page = pages[out.page_of(id_of(entry.bytes))];
-      page.offsets.push_back(static_cast<std::uint32_t>(page.bytes.size()));
-      page.tags.push_back(entry.tag);
+      page.rows.push_back({static_cast<std::uint32_t>(page.bytes.size()), entry.tag});
       page.raw_bytes += decode_checked_entry(entry.bytes).raw_size;
       page.bytes.insert(page.bytes.end(), entry.bytes, entry.bytes + entry.size);
     }
@@ -193,7 +190,7 @@ Result<Manifest> Manifest::build(const Manifest& base, Version version, std::spa
       out.pages_[p] = std::move(page);
     }
     rest = rest.subspan(n);
-    out.count_ += out.pages_[p]->offsets.size();
+    out.count_ += out.pages_[p]->rows.size();
     out.raw_bytes_ += out.pages_[p]->raw_bytes;
   }
   out.root_ = root_of(out);
@@ -242,8 +239,8 @@ std::optional<Manifest::Hit> Manifest::find(BlockId id) const {
 
 void Manifest::for_each(const std::function<bool(const Hit&)>& visit) const {
   for (const auto& page : pages_) {
-    for (std::size_t i = 0; i < page->offsets.size(); ++i) {
-      if (!visit(Hit{decode_checked_entry(page->bytes.data() + page->offsets[i]), page->tags[i]})) return;
+    for (const Row row : page->rows) {
+      if (!visit(Hit{decode_checked_entry(page->bytes.data() + row.offset), row.tag})) return;
     }
   }
 }
@@ -257,10 +254,10 @@ std::vector<Manifest::Hit> Manifest::tensor_blocks(std::string_view tensor) cons
   }
   std::vector<Hit> hits;
   for (const auto& page : pages_) {
-    for (std::size_t i = 0; i < page->offsets.size(); ++i) {
-      const std::byte* bytes = page->bytes.data() + page->offsets[i];
+    for (const Row row : page->rows) {
+      const std::byte* bytes = page->bytes.data() + row.offset;
       if (checked_entry_name(bytes) != tensor) continue;
-      Hit hit{decode_checked_entry(bytes), page->tags[i]};
+      Hit hit{decode_checked_entry(bytes), row.tag};
       if (hit.entry.kind == EntryKind::kBlock) hits.push_back(hit);
     }
   }
@@ -279,7 +276,7 @@ std::uint64_t Manifest::memory_bytes_beside(const Manifest& other) const noexcep
   for (std::size_t p = 0; p < pages_.size(); ++p) {
     if (other.pages_.size() == pages_.size() && other.pages_[p] == pages_[p]) continue;
     const Page& page = *pages_[p];
-    bytes += sizeof(Page) + page.bytes.capacity() + 4 * (page.offsets.capacity() + page.tags.capacity());
+    bytes += sizeof(Page) + page.bytes.capacity() + sizeof(Row) * page.rows.capacity();
   }
   return bytes;
 }

@@ -101,10 +101,13 @@ class Manifest {
   std::uint64_t memory_bytes_beside(const Manifest& other) const noexcept;
 
  private:
+  struct Row {
+    std::uint32_t offset;  // of the entry in its page's bytes
+    std::uint32_t tag;     // beside the offset: a cold lookup misses the cache once for both
+  };
   struct Page {
-    std::vector<std::byte> bytes;        // encoded entries, ascending ids
-    std::vector<std::uint32_t> offsets;  // of each entry in `bytes`
-    std::vector<std::uint32_t> tags;
+    std::vector<std::byte> bytes;  // encoded entries, ascending ids
+    std::vector<Row> rows;         // one an entry
     std::uint64_t raw_bytes = 0;
     Digest digest{};
   };

@@ -49,7 +49,7 @@ std::vector<std::byte> Manifest::encode_delta(const Manifest* base, std::vector<
   for (std::size_t p = 0; has_base && p < base->pages_.size(); ++p) {
     if (same_page(p)) continue;
     const Page& page = *base->pages_[p];
-    for (std::size_t i = 0; i < page.offsets.size(); ++i) {
+    for (std::size_t i = 0; i < page.rows.size(); ++i) {
       const std::uint64_t id = load_le<std::uint64_t>(entry_at(page, i).bytes);
       if (!locate(id)) removed.push_back(id);
     }
@@ -62,7 +62,7 @@ std::vector<std::byte> Manifest::encode_delta(const Manifest* base, std::vector<
   for (std::size_t p = 0; p < pages_.size(); ++p) {
     if (same_page(p)) continue;
     const Page& page = *pages_[p];
-    for (std::size_t i = 0; i < page.offsets.size(); ++i) {
+    for (std::size_t i = 0; i < page.rows.size(); ++i) {
       const Found entry = entry_at(page, i);
       if (has_base) {
         const auto old = base->locate(load_le<std::uint64_t>(entry.bytes));
