@@ -10,6 +10,7 @@ and decoded from its bytes here, and in tests/cpp/golden_test.cpp by the library
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from pathlib import Path
 
@@ -440,6 +441,19 @@ def test_fields_give_the_golden_bytes_and_back(kind: str, fields: Fields) -> Non
 
 def test_every_message_has_a_golden_line() -> None:
     assert {kind for kind, _ in LINES} >= MESSAGES.keys() | STRUCTS.keys() | {"delta", "manifest", "generated_root"}
+
+
+def test_the_worked_examples_of_the_format_page_are_golden_lines() -> None:
+    page = GOLDEN.parents[2] / "cpp" / "paramwire" / "wire" / "FORMAT.md"
+    rows = re.findall(r"^\| (\d+) \| `([0-9a-f ]+)` \|", page.read_text("utf-8").split("## Worked examples")[1], re.M)
+    examples: list[bytes] = []
+    for offset, text_hex in rows:
+        if offset == "0":
+            examples.append(b"")
+        assert len(examples[-1]) == int(offset)
+        examples[-1] += bytes.fromhex(text_hex)
+    golden = {f["hex"] for _, f in LINES}
+    assert len(examples) == 2 and all(example.hex() in golden for example in examples)
 
 
 if __name__ == "__main__":
