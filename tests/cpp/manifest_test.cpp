@@ -437,7 +437,7 @@ TEST(ManifestCost, AnEntryOfA16ByteNameTakesUnder60BytesOfMemory) {
   const Names names(100'000);
   const Manifest m = of_names(names, {1, 1});
   EXPECT_EQ(m.entry_count(), names.text.size());
-  // Under 60 with the 4 bytes of tag; an entry's own encoding is 43 of them.
+  // Under 60 with the 4 bytes of tag; an entry's own encoding is 41 of them.
   EXPECT_LT(m.memory_bytes(), 60 * m.entry_count());
 }
 

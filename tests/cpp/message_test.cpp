@@ -152,6 +152,7 @@ TEST(Message, ValuesOutsideTheirRangeAreRefusedNamingTheField) {
   EXPECT_NE(refusal(DataMessage{BlockId{1}, good, {}, 9, {~std::uint64_t{0}, 2}, {}}).find("range"), std::string::npos);
   const Bytes table(12);
   EXPECT_NE(refusal(DataMessage{BlockId{1}, good, {}, 9, {0, 9}, table}).find("length"), std::string::npos);
+  EXPECT_NE(refusal(ArenaMessage{kArenaMax + 1, 0}, FrameType::kArena).find("arena"), std::string::npos);
   EXPECT_NE(refusal(PinsMessage{0}).find("capacity"), std::string::npos);
   EXPECT_NE(refusal(PublishIdMessage{{}, Version{0, 1}}, FrameType::kFinish).find("version"), std::string::npos);
   EXPECT_NE(refusal(PublishedMessage{Version{}}).find("version"), std::string::npos);

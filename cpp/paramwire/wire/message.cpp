@@ -344,6 +344,7 @@ Result<ArenaMessage> ArenaMessage::decode(std::span<const std::byte> meta) {
   m.arena = in.get<std::uint32_t>();
   m.size = in.get<std::uint64_t>();
   if (!in.finished()) return bad("ARENA", "length");
+  if (m.arena > kArenaMax) return bad("ARENA", "arena");
   return m;
 }
 
