@@ -106,14 +106,14 @@ Bytes struct_bytes(const Line& l) {
   if (l.kind == "crc32c") return little(crc32c(std::as_bytes(std::span(l.text("text")))));
   if (l.kind == "crc64") return little(crc64(std::as_bytes(std::span(l.text("text")))));
   if (l.kind == "block_id") return little(block_id(l.text("tensor"), l.shard()).value);
-  if (l.kind == "pin_word") return little(pin_word(l.u32("arena"), l.u64("header_offset")));
+  if (l.kind == "pin_word") return little(pin_word(l.u32("header_arena"), l.u64("header_offset")));
   if (l.kind == "extent_row") {
     const ExtentRow row{l.u32("stored_size"), static_cast<std::uint32_t>(l.id("crc32c"))};
     const auto bytes = std::as_bytes(std::span(&row, 1));
     return {bytes.begin(), bytes.end()};
   }
   if (l.kind == "locator") {
-    const Locator locator{l.u32("arena"), l.u64("header_offset"), l.u64("payload_offset"), l.u64("seq")};
+    const Locator locator{static_cast<std::uint16_t>(l.u32("arena")), static_cast<std::uint16_t>(l.u32("header_arena")), l.u64("header_offset"), l.u64("payload_offset"), l.u64("seq")};
     Bytes bytes;
     append_locator(bytes, locator);
     EXPECT_EQ(read_locator(std::span<const std::byte, kLocatorBytes>(bytes)), locator);

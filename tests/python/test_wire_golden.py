@@ -167,7 +167,7 @@ STRUCTS: dict[str, Layout] = {
         ("epoch", "I"), ("extent_table", "I"), ("codec", "H"), ("dtype", "H"),
     ],
     "extent_row": [("stored_size", "I"), ("crc32c", "xI")],
-    "locator": [("arena", "I"), ("header_offset", "Q"), ("payload_offset", "Q"), ("seq", "Q")],
+    "locator": [("arena", "H"), ("header_arena", "H"), ("header_offset", "Q"), ("payload_offset", "Q"), ("seq", "Q")],
 }  # fmt: skip
 PUBLISH_ID: Layout = [("publish", "id128"), ("version", "version")]
 NAMES: Layout = [("publish", "id128"), ("tensor", "text"), ("target", "text")]
@@ -395,7 +395,7 @@ def encode(kind: str, f: Fields) -> bytes:
         shard = (int(f[k]) for k in ("shard_kind", "heads", "begin", "end"))
         return struct.pack("<Q", block_id(f["tensor"].encode(), *shard))
     if kind == "pin_word":
-        return struct.pack("<Q", (int(f["arena"]) + 1) << 48 | int(f["header_offset"]) // 64)
+        return struct.pack("<Q", (int(f["header_arena"]) + 1) << 48 | int(f["header_offset"]) // 64)
     if kind == "slot_header":
         head = encode_layout(STRUCTS[kind], f)
         return head + struct.pack("<I", crc32c(head))

@@ -66,15 +66,15 @@ struct Locator {
   std::uint16_t header_arena = 0;
   std::uint64_t header_offset = 0;   // bytes from its arena's start, 64-byte aligned
   std::uint64_t payload_offset = 0;  // bytes from the arena's start, 16-byte aligned
-  std::uint64_t seq = 0;             // what the header's seq was when the locator was made; 0: no slot (an alias)
+  std::uint64_t seq = 0;             // what the header's seq was when the locator was made
   bool operator==(const Locator&) const noexcept = default;
 };
 
 // Word of a pin table: which slot a reader of a view holds; 0 is a free word. 16 bits of arena + 1, then the header's offset
-// in 64-byte units (reach 2^54 bytes an arena), so that one 8-byte store sets a pin. `arena` <= kArenaMax.
+// in 64-byte units (reach 2^54 bytes an arena), so that one 8-byte store sets a pin. `header_arena` <= kArenaMax.
 inline constexpr std::uint32_t kArenaMax = 0xfffe;
-constexpr std::uint64_t pin_word(std::uint32_t arena, std::uint64_t header_offset) noexcept {
-  return (std::uint64_t{arena} + 1) << 48 | header_offset / 64;
+constexpr std::uint64_t pin_word(std::uint32_t header_arena, std::uint64_t header_offset) noexcept {
+  return (std::uint64_t{header_arena} + 1) << 48 | header_offset / sizeof(SlotHeader);
 }
 
 }  // namespace paramwire

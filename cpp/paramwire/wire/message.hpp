@@ -85,7 +85,7 @@ struct SnapshotMessage {
 };
 
 // Body: a manifest delta stream of `stream_size` bytes, then `locator_count` locators (28 B each) of the entries added, in
-// stream order, or none at all. An alias has an all-zero locator.
+// stream order, or none at all. The one in an alias's place is not used.
 struct ManifestMessage {
   Incarnation incarnation;
   LeaseId lease = 0;
