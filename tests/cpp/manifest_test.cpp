@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 
@@ -396,6 +397,18 @@ TEST(ManifestDelta, EntriesOutOfOrderAreRefused) {
   const auto result = Manifest::apply_delta(nullptr, swapped, kNoTags);
   ASSERT_FALSE(result.ok());
   EXPECT_NE(result.error().message().find("ascending"), std::string::npos);
+}
+
+TEST(ManifestDelta, RemovedIdsOutOfOrderAreRefused) {
+  const Manifest v1 = built({}, {1, 1}, {{block("a", {1, 1}), false, 0}, {block("b", {1, 1}), false, 0}});
+  const Manifest v2 = built(v1, {1, 2}, {{block("a", {1, 1}), true, 0}, {block("b", {1, 1}), true, 0}});
+  Bytes stream = v2.encode_delta(&v1, nullptr);
+  ASSERT_TRUE(Manifest::apply_delta(&v1, stream, kNoTags).ok());
+  const auto count_of_entries = stream.end() - 1;  // the two ids stand before it
+  std::rotate(count_of_entries - 16, count_of_entries - 8, count_of_entries);
+  const auto result = Manifest::apply_delta(&v1, stream, kNoTags);
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(result.error().message().find("removed id"), std::string::npos);
 }
 
 TEST(ManifestDelta, RandomBytesNeverGiveAManifest) {
