@@ -140,7 +140,9 @@ void BlockStore::reclaim() {
 }
 
 bool BlockStore::revoke_for_room(Micros now) {
-  if (!leases_.revoke_oldest(options_.lease_age_max, now)) return false;
+  if (versions_.size() <= options_.retained_versions) return false;
+  const auto oldest_retained = std::prev(versions_.end(), static_cast<std::ptrdiff_t>(options_.retained_versions));
+  if (!leases_.revoke_oldest(oldest_retained->first, options_.lease_age_max, now)) return false;
   ++counters_.leases_revoked;
   retire(now);
   return true;

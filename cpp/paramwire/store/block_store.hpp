@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -105,6 +106,8 @@ class BlockStore {
   Result<PutSlot> put_begin(PublishId id, const BlockSpec& spec, Micros now);
   // `crc64` and `extents` (one CRC-32C for each 64 KiB) of the payload as written. A second put of a block replaces the first.
   Status put_seal(PublishId id, const PutSlot& put, std::uint64_t crc64, std::span<const std::uint32_t> extents, Micros now);
+  // Bytes of a put arrived: its publish is not idle. A put over a slow link may take longer than publish_idle_max.
+  void put_progress(PublishId id, Micros now);
   // The writer gave up. Never fails: the publish may be gone already.
   void put_cancel(PublishId id, const PutSlot& put);
   // Drops every block and alias named `tensor`. errors: kNotFound when there is none.
@@ -165,6 +168,7 @@ class BlockStore {
     std::vector<Staged> staged;
     Bytes keys;
     bool shards = false;    // a row or head range was put
+    std::set<BlockId> aliases;  // staged here, maybe undone since
   };
   struct OpenPut {
     PublishId publish;

@@ -142,14 +142,21 @@ Status BlockStore::put_seal(PublishId id, const PutSlot& put, std::uint64_t crc6
   staged.crc64 = crc64;
   staged.slot = put.slot;
   staged.table_crc = slots_.seal(put.slot, put.block, (*publish)->version, entry.dtype, crc64, extents);
-  if (entry.shard.kind != ShardKind::kWhole && aliases_.contains(std::string(entry.tensor))) {
-    Staged undo;  // the name had been an alias: it gets bytes of its own
-    undo.kind = Staged::Kind::kRemove;
-    undo.id = block_id(entry.tensor, Shard::whole());
-    stage(**publish, undo);
+  if (entry.shard.kind != ShardKind::kWhole) {
+    const BlockId whole = block_id(entry.tensor, Shard::whole());
+    if ((*publish)->aliases.contains(whole) || aliases_.contains(std::string(entry.tensor))) {
+      Staged undo;  // the name had been an alias: it gets bytes of its own
+      undo.kind = Staged::Kind::kRemove;
+      undo.id = whole;
+      stage(**publish, undo);
+    }
   }
   stage(**publish, staged);
   return {};
+}
+
+void BlockStore::put_progress(PublishId id, Micros now) {
+  if (const auto it = publishes_.find(id); it != publishes_.end()) it->second.active = now;
 }
 
 void BlockStore::put_cancel(PublishId, const PutSlot& put) {
@@ -207,6 +214,7 @@ Status BlockStore::alias(PublishId id, std::string_view tensor, std::string_view
   staged.kind = Staged::Kind::kAlias;
   staged.id = block_id(tensor, Shard::whole());
   staged.key = encode_key(publish->keys, tensor, final_target, BlockSpec{});
+  publish->aliases.insert(staged.id);
   stage(*publish, staged);
   return {};
 }
