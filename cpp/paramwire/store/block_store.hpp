@@ -175,11 +175,11 @@ class BlockStore {
     std::uint64_t key = 0;
     bool orphan = false;    // its publish is gone; the slot waits for its writer to let go
   };
+  // Slots of blocks that version `to` replaced or removed: readable in snapshots V with header version <= V < to. 4 bytes a
+  // slot, since a version that changes every one of a million tiny tensors puts them all here.
   struct Superseded {
-    SlotIndex slot = 0;
-    Version from;   // readable in snapshots from <= V < to
     Version to;
-    bool quarantined = false;
+    std::vector<SlotIndex> slots;
   };
 
   Result<Publish*> open_publish(PublishId id, Micros now);
@@ -194,7 +194,7 @@ class BlockStore {
   void drop(std::map<PublishId, Publish>::iterator publish);
   void close_slot(SlotIndex slot);
   void retire(Micros now);
-  bool needed(const Superseded& slot) const;
+  bool needed(SlotIndex slot, Version to) const;
   void reclaim();
   bool revoke_for_room(Micros now);
 
@@ -204,7 +204,7 @@ class BlockStore {
   SlotTable slots_;
   LeaseTable leases_;
   std::map<Version, std::shared_ptr<const Manifest>> versions_;  // readable: the newest few and the leased
-  std::vector<Superseded> superseded_;
+  std::vector<Superseded> superseded_;                           // ascending `to`
   std::unordered_map<SlotIndex, std::uint32_t> holds_;
   std::map<PublishId, Publish> publishes_;
   std::unordered_map<SlotIndex, OpenPut> open_puts_;
@@ -212,6 +212,7 @@ class BlockStore {
   std::vector<PublishId> finished_order_;                        // oldest first; bounded
   bool any_shards_ = false;                                      // some committed block is a part of its tensor
   std::map<std::string, std::string> aliases_;                   // of the newest version: name -> target
+  std::uint64_t quarantined_slots_ = 0;
   std::uint64_t quarantined_bytes_ = 0;
   std::uint32_t quarantine_pid_ = 0;
   StoreStats counters_;

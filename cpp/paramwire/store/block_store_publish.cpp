@@ -303,13 +303,17 @@ Status BlockStore::check_tensors(const Publish& publish, const Manifest& base, c
 }
 
 void BlockStore::supersede(const std::vector<ManifestChange>& changes, const Manifest& base, Version next) {
+  Superseded group{next, {}};
   for (const ManifestChange& change : changes) {
     const auto old = base.find(change.entry.id);
-    if (old && old->entry.kind == EntryKind::kBlock) superseded_.push_back({old->tag, old->entry.version, next, false});
+    if (old && old->entry.kind == EntryKind::kBlock) group.slots.push_back(old->tag);
     const bool was_alias = old && old->entry.kind == EntryKind::kAlias;
     if (was_alias) aliases_.erase(std::string(old->entry.tensor));
     if (!change.remove && change.entry.kind == EntryKind::kAlias) aliases_[std::string(change.entry.tensor)] = change.entry.target;
   }
+  if (group.slots.empty()) return;
+  group.slots.shrink_to_fit();
+  superseded_.push_back(std::move(group));
 }
 
 Result<Version> BlockStore::finish(PublishId id, const CommitClock& commit, Micros now) {
