@@ -1,5 +1,7 @@
 #include "sim/server.hpp"
 
+#include "sim/client.hpp"
+
 #include "paramwire/base/text.hpp"
 
 #include <algorithm>
@@ -22,11 +24,11 @@ SimServer::SimServer(World& world, std::uint32_t epoch)
   BlockStoreOptions options = world.store_options();
   options.incarnation = incarnation_;
   options.epoch = epoch;
-  store_ = std::make_unique<BlockStore>(tier_, this, options);
+  store_ = std::make_unique<BlockStore>(tier_, static_cast<PinSource*>(this), options);
   HandlerOptions handler;
   handler.waits_max = 3;
   handler.random = [this] { return Result<std::uint64_t>(world_.random().next()); };
-  handlers_ = std::make_unique<Handlers>(*store_, tier_, *this, nullptr, handler);
+  handlers_ = std::make_unique<Handlers>(*store_, tier_, static_cast<Coordinator&>(*this), nullptr, handler);
 }
 
 Status SimServer::commit(const std::optional<Version>& base, Version next, const std::array<std::byte, 32>& root) {
@@ -186,8 +188,12 @@ void SimServer::published() {
   watch();
 }
 
+void SimServer::collect(std::vector<PinnedWord>& out) {
+  for (const SimClient* client : world_.clients()) client->collect_pins(*this, out);
+}
+
 void SimServer::tick() {
-  if (!alive_ || world_.now() < frozen_until_) return;
+  if (!alive_ || world_.now() <= frozen_until_) return;  // at the moment of waking, what was queued comes first
   const std::uint64_t leases = store_->stats().leases, open = store_->stats().publishes_open;
   handlers_->tick(world_.now());
   if (store_->stats().leases < leases) world_.coverage().store["lease expired"]++;

@@ -11,14 +11,15 @@
 #include "sim/coverage.hpp"
 
 #include "paramwire/base/env.hpp"
+#include "paramwire/base/text.hpp"
 #include "paramwire/net/transport.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/wire/frame.hpp"
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <queue>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -125,7 +126,7 @@ class World {
     Micros at = 0;
     std::uint64_t order = 0;
     std::function<void()> what;
-    bool operator<(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
+    bool operator<(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }  // the heap's top is the first
   };
   using Queue = std::vector<Event>;  // a heap
   void note(std::string text);
