@@ -96,8 +96,8 @@ std::string host_identity() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat ns{};
-  const bool known = ::stat("/proc/self/ns/net", &ns) == 0;
-  return cat(boot.empty() ? std::string("?") : boot, '/', known ? std::to_string(ns.st_ino) : std::string("?"));
+  if (boot.empty() || ::stat("/proc/self/ns/net", &ns) != 0) return {};
+  return cat(boot, '/', ns.st_ino);
 }
 
 Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {

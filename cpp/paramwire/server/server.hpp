@@ -113,7 +113,8 @@ class Server {
   std::uint32_t epoch_ = 0;
 };
 
-// "boot id/network namespace inode": the same text on the same booted host. Parts that can't be read are "?" and never match.
+// "boot id/network namespace inode": the same text on the same booted host. Empty when either can't be read: then nobody may
+// conclude that two processes share a host.
 std::string host_identity();
 
 }  // namespace paramwire
