@@ -1,0 +1,119 @@
+// A parameter server in this process: listens, serves, and lets its own process publish without a socket.
+//
+//   PARAMWIRE_TRY(server, Server::open({}));
+//   PARAMWIRE_TRY(publish, server->publish());
+//   publish.put({.tensor = "w", .dtype = DType::kF32, .shape = {2, 3}}, bytes);
+//   PARAMWIRE_TRY(version, publish.finish());
+//   server->endpoints()  -> "tcp://127.0.0.1:40123"
+#pragma once
+
+#include "paramwire/base/endpoint.hpp"
+#include "paramwire/base/env.hpp"
+#include "paramwire/base/error.hpp"
+#include "paramwire/store/block_store.hpp"
+#include "paramwire/store/tier.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace paramwire {
+
+struct ServerCore;
+
+struct ServerOptions {
+  // Addresses, as parse_endpoint takes them; port 0 is any free one. Empty: tcp://127.0.0.1:0, and a unix socket in
+  // `unix_directory` if that is set. Only loopback and unix sockets are served without a cluster key.
+  std::vector<std::string> listen;
+  // Made with mode 0700 if it is not there; must belong to this user and be closed to others. Keep it short: a socket path
+  // has at most 107 bytes.
+  std::string unix_directory;
+  std::string tier = "memory";
+  TierOptions tier_options;
+  std::string coordinator = "memory";
+  BlockStoreOptions store;            // incarnation and epoch are set by open()
+  std::uint64_t put_bytes_max = std::uint64_t{1} << 40;
+  // Each costs about 70 KiB and a descriptor.
+  std::uint32_t connections_max = 1024;
+  // A client that takes no byte of what waits for it (or does not say HELLO) for so long is dropped: while it stands still,
+  // the slots being sent to it can't be reused. Too short, and a client that swaps or is debugged loses its connection.
+  Micros send_timeout = 10 * kMicrosPerSecond;
+  // A client that stops in the middle of a put for so long is dropped: the put holds a slot.
+  Micros receive_timeout = 30 * kMicrosPerSecond;
+};
+
+struct ServerStats {
+  StoreStats store;
+  std::uint64_t connections = 0, accepted = 0, refused = 0, closed_for_protocol = 0, closed_for_stall = 0, loop_turns = 0, pin_tables = 0;
+  std::string tier_note;
+};
+
+// A publish of the server's own process. One thread; several publishes may run side by side. Move-only; the destructor
+// aborts what was not finished. May outlive the server, whose memory it keeps; calls then give kUnreachable.
+class LocalPublish {
+ public:
+  LocalPublish(LocalPublish&& other) noexcept;
+  LocalPublish& operator=(LocalPublish&& other) noexcept;
+  ~LocalPublish();
+
+  Version version() const noexcept { return version_; }  // that finish will commit
+  // Copies `bytes` into the store. errors: kInvalid when they do not fit the spec; as BlockStore::put_begin.
+  Status put(const BlockSpec& spec, std::span<const std::byte> bytes);
+  Status remove(std::string_view tensor);
+  Status alias(std::string_view tensor, std::string_view target);
+  // errors: as BlockStore::finish. Repeated after success it gives the same version.
+  Result<Version> finish();
+  void abort() noexcept;
+
+ private:
+  friend class Server;
+  LocalPublish(std::shared_ptr<ServerCore> core, PublishId id, Version version) : core_(std::move(core)), id_(id), version_(version) {}
+  Status usable() const;  // lock held
+
+  std::shared_ptr<ServerCore> core_;
+  PublishId id_;
+  Version version_;
+  std::vector<std::uint32_t> extents_;
+};
+
+class Server {
+ public:
+  // Opens coordinator, tier and store, draws the incarnation, listens, and starts the thread ("pw-server").
+  // errors: kInvalid for options that can't be meant; kUnavailable with the system's reason. Nothing is left behind.
+  static Result<std::unique_ptr<Server>> open(const ServerOptions& options);
+  ~Server();  // close(0)
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Really bound, in the order asked for.
+  const std::vector<Endpoint>& endpoints() const noexcept { return endpoints_; }
+  const Incarnation& incarnation() const noexcept { return incarnation_; }
+  std::uint32_t epoch() const noexcept { return epoch_; }
+
+  // On top of the newest version, whatever it is; or (any_base false) only if `base` is the newest (none: nothing yet).
+  // errors: as BlockStore::publish_start; kUnreachable after close; kInvalid in the child of a fork. Any thread.
+  Result<LocalPublish> publish(bool any_base = true, const std::optional<Version>& base = std::nullopt);
+  std::optional<Version> newest() const;
+  Result<ServerStats> stats() const;
+  // Takes no new work, sends what is queued for up to `drain` microseconds, then ends. Idempotent. One thread.
+  void close(Micros drain);
+
+ private:
+  class Thread;
+  Server() = default;
+
+  std::shared_ptr<ServerCore> core_;
+  std::unique_ptr<Thread> thread_;
+  std::vector<Endpoint> endpoints_;
+  Incarnation incarnation_;
+  std::uint32_t epoch_ = 0;
+};
+
+// "boot id/network namespace inode": the same text on the same booted host. Parts that can't be read are "?" and never match.
+std::string host_identity();
+
+}  // namespace paramwire

@@ -1,0 +1,44 @@
+// What the event loop and the publishes of this process share: the store and its handlers, under one mutex.
+#pragma once
+
+#include "paramwire/base/fork_guard.hpp"
+#include "paramwire/control/coordinator.hpp"
+#include "paramwire/server/handlers.hpp"
+#include "paramwire/server/pin_registry.hpp"
+#include "paramwire/store/block_store.hpp"
+#include "paramwire/store/tier.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+namespace paramwire {
+
+// Counted by the loop's thread, read by any.
+struct LoopCounters {
+  std::atomic<std::uint64_t> connections{0};         // open now
+  std::atomic<std::uint64_t> accepted{0};
+  std::atomic<std::uint64_t> refused{0};             // over the limit
+  std::atomic<std::uint64_t> closed_for_protocol{0}; // after a frame that made no sense
+  std::atomic<std::uint64_t> closed_for_stall{0};    // the peer took or sent nothing for too long
+  std::atomic<std::uint64_t> loop_turns{0};          // returns of epoll_wait: an idle server stands still
+};
+
+struct ServerCore {
+  ForkGuard guard;
+  std::mutex mutex;  // everything down to `handlers`, and every call of them
+  std::unique_ptr<Tier> tier;
+  std::unique_ptr<Coordinator> coordinator;
+  PinRegistry pins;
+  std::optional<BlockStore> store;
+  std::optional<Handlers> handlers;
+  bool closed = false;
+
+  Fd wake;  // eventfd: something happened that the loop must look at
+  LoopCounters counters;
+  void wake_loop() noexcept;
+};
+
+}  // namespace paramwire

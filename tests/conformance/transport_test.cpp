@@ -1,0 +1,260 @@
+// What every transport must do, whatever moves its bytes. A transport joins with one row in transports().
+#include "support/rig.hpp"
+
+#include "paramwire/net/tcp_link.hpp"
+#include "paramwire/wire/frame.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <ostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace paramwire {
+namespace {
+
+using namespace testing;
+
+struct Transport {
+  std::string name;
+  // A link to the server of `rig` for blocks that its present incarnation promised.
+  std::function<Result<std::unique_ptr<Link>>(const Rig&, const OmittedReadChecks&)> connect;
+  // A link to whatever listens at a unix socket, for peers that misbehave.
+  std::function<Result<std::unique_ptr<Link>>(const Endpoint&, Micros deadline)> connect_to;
+};
+std::ostream& operator<<(std::ostream& out, const Transport& transport) { return out << transport.name; }
+
+constexpr ClientId kClient{3, 4};
+
+const std::vector<Transport>& transports() {
+  static const std::vector<Transport> all = {
+      {"tcp", [](const Rig& rig, const OmittedReadChecks& omitted) { return TcpLink::connect(rig.tcp_endpoint(), kClient, rig.server->incarnation(), omitted, in_seconds(10)); },
+       [](const Endpoint& endpoint, Micros deadline) { return TcpLink::connect(endpoint, kClient, {}, {}, deadline); }},
+      {"stream_over_unix", [](const Rig& rig, const OmittedReadChecks& omitted) { return TcpLink::connect(rig.unix_endpoint(), kClient, rig.server->incarnation(), omitted, in_seconds(10)); },
+       [](const Endpoint& endpoint, Micros deadline) { return TcpLink::connect(endpoint, kClient, {}, {}, deadline); }},
+  };
+  return all;
+}
+
+class TransportTest : public ::testing::TestWithParam<Transport> {
+ protected:
+  std::unique_ptr<Link> connect(const OmittedReadChecks& omitted = {}) { return must(GetParam().connect(rig_, omitted)); }
+
+  // Reads `range` of `tensor` and returns the bytes, or the failure.
+  static Result<Bytes> read(Link& link, const Snapshot& snapshot, std::string_view tensor, ByteRange range) {
+    Bytes target(static_cast<std::size_t>(range.size), std::byte{0xee});
+    BlockRead item = snapshot.read_of(tensor, range, target);
+    link.read({&item, 1}, in_seconds(30));
+    if (!item.result.ok()) return item.result.error();
+    return target;
+  }
+
+  Rig rig_;
+};
+
+constexpr std::size_t kExtent = kExtentBytes;
+const std::size_t kSizes[] = {0, 1, 2, 63, 64, 65, 4096, kExtent - 1, kExtent, kExtent + 1, 2 * kExtent, 5 * kExtent + 7, (std::size_t{3} << 20) + 5};
+
+TEST_P(TransportTest, ReadsWholeBlocksOfEverySize) {
+  std::vector<std::pair<std::string, Bytes>> model;
+  for (const std::size_t size : kSizes) model.emplace_back(cat("t", size), random_bytes(size, size + 1));
+  rig_.publish(model);
+  const Snapshot snapshot = rig_.snapshot();
+  const auto link = connect();
+  for (const auto& [name, bytes] : model) EXPECT_EQ(must(read(*link, snapshot, name, {0, bytes.size()})), bytes) << name;
+  EXPECT_EQ(link->stats().reads, model.size());
+  EXPECT_EQ(link->stats().blocks_verified, model.size());
+}
+
+TEST_P(TransportTest, ReadsEveryKindOfRange) {
+  std::vector<std::pair<std::string, Bytes>> model;
+  for (const std::size_t size : kSizes) model.emplace_back(cat("t", size), random_bytes(size, size + 1));
+  rig_.publish(model);
+  const Snapshot snapshot = rig_.snapshot();
+  const auto link = connect();
+  Random random(11);
+  for (const auto& [name, bytes] : model) {
+    const std::size_t size = bytes.size();
+    std::vector<ByteRange> ranges = {{0, 0}, {size, 0}, {0, size / 2}, {size / 2, size - size / 2}};
+    for (const std::size_t edge : {kExtent, 2 * kExtent}) {
+      for (const std::size_t begin : {edge - 1, edge, edge + 1}) {
+        for (const std::size_t count : {std::size_t{1}, std::size_t{2}, kExtent - 1, kExtent, kExtent + 1, 2 * kExtent + 3}) {
+          if (begin + count <= size) ranges.push_back({begin, count});
+        }
+      }
+    }
+    for (int i = 0; i < 20 && size > 0; ++i) {
+      const std::uint64_t begin = random.below(size);
+      ranges.push_back({begin, random.below(size - begin + 1)});
+    }
+    for (const ByteRange& range : ranges) {
+      const auto got = read(*link, snapshot, name, range);
+      ASSERT_TRUE(got.ok()) << name << " [" << range.offset << ", +" << range.size << "]: " << got.error().to_string();
+      const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(range.offset);
+      ASSERT_TRUE(std::equal(got->begin(), got->end(), begin)) << name << " [" << range.offset << ", +" << range.size << ']';
+    }
+  }
+}
+
+TEST_P(TransportTest, ReadsEveryDTypeAndShapeAndShard) {
+  auto publish = must(rig_.server->publish());
+  std::vector<std::pair<BlockId, Bytes>> model;
+  const auto put = [&](std::string_view tensor, DType dtype, const Shape& shape, const Shard& shard) {
+    Bytes bytes = random_bytes(static_cast<std::size_t>(must(block_bytes(dtype, shape, shard))), model.size());
+    must(publish.put(BlockSpec{tensor, dtype, shape, shard}, bytes));
+    model.emplace_back(block_id(tensor, shard), std::move(bytes));
+  };
+  for (std::uint16_t code = 1; code <= kDTypeMax; ++code) {
+    const auto dtype = static_cast<DType>(code);
+    put(cat("scalar.", dtype_name(dtype)), dtype, Shape{}, {});
+    put(cat("empty.", dtype_name(dtype)), dtype, Shape{4, 0, 2}, {});
+    put(cat("matrix.", dtype_name(dtype)), dtype, Shape{6, 10}, {});
+  }
+  put("rows", DType::kBF16, Shape{100, 7}, Shard::rows(0, 40));
+  put("rows", DType::kBF16, Shape{100, 7}, Shard::rows(40, 100));
+  put("heads", DType::kF32, Shape{12, 64, 2}, Shard::head_range(3, 1, 3));
+  put("deep", DType::kU8, Shape{1, 2, 1, 3, 1, 2, 1, 2}, {});
+  must(publish.finish());
+  const Snapshot snapshot = rig_.snapshot();
+  const auto link = connect();
+  for (const auto& [id, bytes] : model) {
+    Bytes target(bytes.size());
+    BlockRead item = snapshot.read_of(id, {0, bytes.size()}, target);
+    link->read({&item, 1}, in_seconds(30));
+    EXPECT_TRUE(item.result.ok()) << item.result.error().to_string();
+    EXPECT_EQ(target, bytes) << item.entry.to_string();
+  }
+}
+
+TEST_P(TransportTest, ReadsABatchLargerThanItsWindow) {
+  std::vector<std::pair<std::string, Bytes>> model;
+  for (std::size_t i = 0; i < 3000; ++i) model.emplace_back(cat("t", i), random_bytes(i % 97, i));
+  for (std::size_t i = 0; i < 6; ++i) model.emplace_back(cat("large", i), random_bytes((std::size_t{9} << 20) + i, i));
+  rig_.publish(model);
+  const Snapshot snapshot = rig_.snapshot();
+  const auto link = connect();
+  std::vector<Bytes> targets;
+  std::vector<BlockRead> batch;
+  for (const auto& [name, bytes] : model) {
+    targets.emplace_back(bytes.size());
+    batch.push_back(snapshot.read_of(name, {0, bytes.size()}, targets.back()));
+  }
+  link->read(batch, in_seconds(60));
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    ASSERT_TRUE(batch[i].result.ok()) << batch[i].result.error().to_string();
+    ASSERT_EQ(targets[i], model[i].second) << model[i].first;
+  }
+  link->read({}, in_seconds(1));  // an empty batch is over at once
+  EXPECT_FALSE(link->broken());
+}
+
+TEST_P(TransportTest, OneBadItemOfABatchLeavesTheOthersAlone) {
+  rig_.publish({{"a", random_bytes(70000, 1)}, {"b", random_bytes(300, 2)}});
+  const Snapshot snapshot = rig_.snapshot();
+  const auto link = connect();
+  Bytes a(70000), b(300), c(10), d(5);
+  std::vector<BlockRead> batch = {snapshot.read_of("a", {0, 70000}, a), snapshot.read_of("a", {69999, 10}, c),
+                                  snapshot.read_of("a", {0, 6}, d), snapshot.read_of("b", {0, 300}, b)};
+  batch[3].entry.crc64 ^= 1;
+  batch.push_back(snapshot.read_of("b", {0, 300}, b));
+  link->read(batch, in_seconds(30));
+  EXPECT_TRUE(batch[0].result.ok());
+  EXPECT_EQ(batch[1].result.error().code(), Code::kInvalid);  // past the end
+  EXPECT_EQ(batch[2].result.error().code(), Code::kInvalid);  // target of another size
+  EXPECT_EQ(batch[3].result.error().code(), Code::kCorrupt);
+  EXPECT_TRUE(batch[4].result.ok());
+  EXPECT_FALSE(link->broken());
+  EXPECT_EQ(b, random_bytes(300, 2));
+}
+
+TEST_P(TransportTest, AManifestThatPromisesOtherBytesIsRefusedAsCorrupt) {
+  rig_.publish({{"small", random_bytes(1000, 1)}, {"large", random_bytes(3 * kExtent + 9, 2)}});
+  const Snapshot snapshot = rig_.snapshot();
+  const auto link = connect();
+  const auto code = [&](std::string_view tensor, ByteRange range, auto spoil) {
+    Bytes target(static_cast<std::size_t>(range.size));
+    BlockRead item = snapshot.read_of(tensor, range, target);
+    spoil(item.entry);
+    link->read({&item, 1}, in_seconds(30));
+    return item.result.ok() ? "ok" : code_name(item.result.error().code());
+  };
+  const auto crc = [](ManifestEntry& entry) { entry.crc64 ^= 1U << 20; };
+  const auto table = [](ManifestEntry& entry) { entry.extent_table_crc ^= 1; };
+  EXPECT_EQ(code("small", {0, 1000}, crc), "corrupt");
+  EXPECT_EQ(code("small", {3, 5}, crc), "corrupt");
+  EXPECT_EQ(code("large", {0, 3 * kExtent + 9}, crc), "corrupt");
+  EXPECT_EQ(code("large", {5, kExtent}, table), "corrupt");
+  EXPECT_EQ(code("large", {5, kExtent}, [](ManifestEntry&) {}), "ok");
+  EXPECT_FALSE(link->broken());
+}
+
+TEST_P(TransportTest, AByteFlippedInTheArenaIsNeverHandedOut) {
+  const Bytes small = random_bytes(1000, 1), large = random_bytes(3 * kExtent + 9, 2);
+  rig_.publish({{"small", small}, {"large", large}});
+  const Snapshot snapshot = rig_.snapshot();
+  const auto link = connect();
+  std::byte* arena = Rig::arena_memory();
+  ASSERT_NE(arena, nullptr);
+  for (const auto& [name, at, size] : {std::tuple("small", std::size_t{999}, small.size()), std::tuple("large", kExtent + 17, large.size())}) {
+    std::byte& byte = arena[snapshot.locator(name).payload_offset + at];
+    byte ^= std::byte{0x10};
+    EXPECT_EQ(read(*link, snapshot, name, {0, size}).error().code(), Code::kCorrupt) << name;
+    EXPECT_EQ(read(*link, snapshot, name, {at, 1}).error().code(), Code::kCorrupt) << name;
+    byte ^= std::byte{0x10};
+    EXPECT_TRUE(read(*link, snapshot, name, {0, size}).ok()) << name;
+  }
+  EXPECT_TRUE(read(*link, snapshot, "large", {0, 10}).ok());
+  EXPECT_EQ(link->stats().corrupt, 4U);
+}
+
+TEST_P(TransportTest, AVersionThatIsGoneIsStaleAndTheNewOneReads) {
+  rig_.publish({{"w", random_bytes(2 * kExtent, 1)}});
+  const Snapshot old = rig_.snapshot();
+  const auto link = connect();
+  for (std::uint64_t i = 2; i <= 5; ++i) rig_.publish({{"w", random_bytes(2 * kExtent, i)}});  // retained: 3, 4, 5
+  EXPECT_EQ(read(*link, old, "w", {0, 2 * kExtent}).error().code(), Code::kStale);
+  EXPECT_EQ(read(*link, old, "w", {7, 9}).error().code(), Code::kStale);
+  EXPECT_EQ(must(read(*link, rig_.snapshot(), "w", {0, 2 * kExtent})), random_bytes(2 * kExtent, 5));
+  EXPECT_EQ(link->stats().changed, 2U);
+}
+
+TEST_P(TransportTest, WithoutTheCrcCheckACorruptBlockIsHandedOutAsAsked) {
+  rig_.publish({{"w", random_bytes(1000, 1)}});
+  Snapshot snapshot = rig_.snapshot();
+  const auto link = connect({.crc = true});
+  Bytes target(1000);
+  BlockRead item = snapshot.read_of("w", {0, 1000}, target);
+  item.entry.crc64 ^= 1;
+  link->read({&item, 1}, in_seconds(30));
+  EXPECT_TRUE(item.result.ok());
+  EXPECT_EQ(link->stats().blocks_verified, 0U);
+}
+
+TEST_P(TransportTest, APeerThatNeverAnswersIsATimeout) {
+  TemporaryDirectory directory;
+  const auto listener = must(Listener::open(Endpoint::unix_socket(directory.path() + "/s")));
+  const auto link = GetParam().connect_to(listener.endpoint(), steady_clock().now() + 20'000);
+  ASSERT_FALSE(link.ok());
+  EXPECT_EQ(link.error().code(), Code::kTimeout);
+  EXPECT_NE(link.error().message().find(listener.endpoint().to_string()), std::string::npos);
+}
+
+TEST_P(TransportTest, AServerThatClosesIsUnreachableAndTheLinkStaysBroken) {
+  rig_.publish({{"w", random_bytes(1000, 1)}});
+  const Snapshot snapshot = rig_.snapshot();
+  const auto link = connect();
+  rig_.server->close(0);
+  const auto first = read(*link, snapshot, "w", {0, 1000});
+  if (link->one_sided()) return;  // what is mapped may still be read; what is not is tested by its own transport
+  ASSERT_FALSE(first.ok());
+  EXPECT_EQ(first.error().code(), Code::kUnreachable);
+  EXPECT_TRUE(link->broken());
+  EXPECT_EQ(read(*link, snapshot, "w", {0, 1000}).error().code(), Code::kUnreachable);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TransportTest, ::testing::ValuesIn(transports()), [](const auto& row) { return row.param.name; });
+
+}  // namespace
+}  // namespace paramwire
