@@ -39,10 +39,6 @@ constexpr std::size_t kWords = sizeof(SlotHeader) / 8;
 
 }  // namespace
 
-std::uint64_t pin_word(const Locator& locator) noexcept {
-  return (static_cast<std::uint64_t>(locator.header_arena) + 1) << 48 | locator.header_offset / sizeof(SlotHeader);
-}
-
 SlotHeader* SlotTable::line(SlotIndex slot) const noexcept {
   const TierSpan& chunk = chunks_[slot / kHeadersPerChunk];
   return reinterpret_cast<SlotHeader*>(tier_.at(chunk.arena, chunk.offset)) + slot % kHeadersPerChunk;

@@ -53,7 +53,4 @@ class SlotTable {
   std::uint64_t next_ = 0;
 };
 
-// The pin word of a slot: what a reader writes into its pin table to keep a view (wire/FORMAT.md, "Pin table").
-std::uint64_t pin_word(const Locator& locator) noexcept;
-
 }  // namespace paramwire

@@ -69,4 +69,9 @@ struct Locator {
   bool operator==(const Locator&) const noexcept = default;
 };
 
+// The pin word of a slot: what a reader writes into its pin table to keep a view (wire/FORMAT.md, "Pin table"). Never 0.
+constexpr std::uint64_t pin_word(const Locator& locator) noexcept {
+  return (static_cast<std::uint64_t>(locator.header_arena) + 1) << 48 | locator.header_offset / sizeof(SlotHeader);
+}
+
 }  // namespace paramwire
