@@ -52,7 +52,8 @@ void bind_errors(py::module_& module) {
   classes[0] = base;
   module.attr("Error") = py::handle(base);
   for (const ErrorRow& row : kErrors) {
-    const py::tuple bases = row.also == nullptr ? py::make_tuple(py::handle(base)) : py::make_tuple(py::handle(base), py::handle(*row.also));
+    py::tuple bases = py::make_tuple(py::handle(base));
+    if (row.also != nullptr) bases = py::make_tuple(py::handle(base), py::handle(*row.also));
     PyObject* made = new_class(row.name, row.doc, bases, code_name(row.code));
     classes[static_cast<std::size_t>(row.code)] = made;
     module.attr(row.name) = py::handle(made);
