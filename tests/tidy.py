@@ -116,7 +116,7 @@ LONG_FUNCTION_LINES = 70
 
 # ---------------------------------------------------------------- the tree
 
-CPP_SUFFIXES = (".cpp", ".hpp", ".cu", ".cuh", ".c", ".h")
+CPP_SUFFIXES = (".cpp", ".hpp", ".cu", ".cuh", ".c", ".h", ".inc")
 SOURCE_SUFFIXES = (".cpp", ".cu", ".c")
 
 
@@ -222,7 +222,7 @@ def check_include(
     tree: Tree, path: str, layer: str, allowed: dict[str, str], line: int, name: str
 ) -> Iterator[Finding]:
     quoted, target = name[0] == '"', name[1:]
-    ours = re.fullmatch(r"paramwire/(\w+)/(\w+)\.(hpp|cuh)", target)
+    ours = re.fullmatch(r"paramwire/(\w+)/(\w+)\.(hpp|cuh|inc)", target)
     if ours:
         if not quoted:
             yield Finding(path, line, f'write "{target}" with quotes')
@@ -327,13 +327,23 @@ def check_options(tree: Tree) -> Iterator[Finding]:
 def check_cpp_calls(tree: Tree) -> Iterator[Finding]:
     for path, text in tree.under("", CPP_SUFFIXES):
         plain = without_comments(text)
-        header = not path.endswith(SOURCE_SUFFIXES)
+        header = path.endswith((".hpp", ".cuh", ".h"))  # not .inc, which is meant to be included more than once
         if header and "#pragma once" not in plain:
             yield Finding(path, 1, "a header starts with #pragma once")
         for ban in CPP_BANS + (HEADER_BANS if header else ()):
             if path.startswith(ban.folders) and not path.startswith(ban.homes or ("\0",)):
                 for match in re.finditer(ban.pattern, plain, re.M):
-                    yield Finding(path, line_of(plain, match.end() - 1), f"{ban.what}: {ban.instead}")
+                    if not calls_own_function(tree, path, plain, match[0]):
+                        yield Finding(path, line_of(plain, match.end() - 1), f"{ban.what}: {ban.instead}")
+
+
+def calls_own_function(tree: Tree, path: str, plain: str, call: str) -> bool:
+    """Whether an unqualified call is of a function that this file or its own header declares."""
+    name = re.search(r"(?<![\w:])(\w+)\s*\([^(]*$", call)
+    if not name or name[1] not in ("abort", "exit", "terminate"):
+        return False
+    own = plain + without_comments(tree.files.get(path.rsplit(".", 1)[0] + ".hpp", ""))
+    return re.search(rf"(?<!return)(?<!else)[\w>&*]\s+{name[1]}\s*\(|\w::{name[1]}\s*\([^;]*\{{", own) is not None
 
 
 def check_python_calls(tree: Tree) -> Iterator[Finding]:

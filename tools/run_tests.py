@@ -148,9 +148,12 @@ def setup(*steps: str) -> tuple[str, ...]:
 
 
 def lint(run: Run) -> None:
-    run.check(PYTHON, "-m", "ruff", "check", ".")
-    run.check(PYTHON, "-m", "mypy")
-    run.check(PYTHON, "tests/tidy.py")
+    """All three, also after a failure: one run shows everything there is to mend."""
+    commands = ((PYTHON, "-m", "ruff", "check", "."), (PYTHON, "-m", "mypy"), (PYTHON, "tests/tidy.py"))
+    failed = [words[-1] for words in commands if run.command(*words, expect_success=False) != 0]
+    run.counts.add(Counts(passed=len(commands) - len(failed), failed=len(failed)))
+    if failed:
+        raise SuiteFailed(f"{len(failed)} of {len(commands)} linters found something, see {run.log.relative_to(ROOT)}")
 
 
 def wheel(run: Run) -> None:

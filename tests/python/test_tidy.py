@@ -54,7 +54,7 @@ GOOD = {
     "cpp/paramwire/base/error.cpp": (
         '#include "paramwire/base/error.hpp"\n// never abort(); never printf("x"); // sleep(1)\n'
         'const char* text = "abort(); std::cout";\nint paramwire::Publish::abort() {\n  const int million = 1\'000\'000;\n'
-        "  return million;\n}\nint paramwire::Publish::exit(int a) { return this->abort() + snprintf(nullptr, 0, \"%d\", a); }\n"
+        "  return million;\n}\nint stop() {\n  abort();\n  return 1;\n}\nint paramwire::Publish::exit(int a) { return this->abort() + snprintf(nullptr, 0, \"%d\", a); }\n"
     ),
     "cpp/paramwire/wire/block_header.hpp": HEADER,
     "cpp/paramwire/wire/message.hpp": (
@@ -113,7 +113,8 @@ BAD = {
         ("cpp/paramwire/base/error.cpp", 'void f() { std::fprintf(stderr, "x"); }\n', "printing"),
         ("bindings/module.cpp", 'void f() {\n  printf("x");\n}\n', "printing"),
         ("cpp/paramwire/base/error.cpp", "void f() {\n  std::abort();\n}\n", "process death"),
-        ("cpp/paramwire/base/error.cpp", "void f() { if (x) abort(); }\n", "process death"),
+        ("cpp/paramwire/wire/block_header.cpp", "void f() { if (x) abort(); }\n", "process death"),
+        ("cpp/paramwire/wire/block_header.cpp", "void f() {\n  exit(1);\n}\n", "process death"),
         ("cpp/paramwire/base/error.cpp", "void f() {\n  ::_exit(1);\n}\n", "process death"),
         ("cpp/paramwire/base/error.cpp", "void f() { throw 1; }\n", "throw"),
         ("tests/cpp/base_test.cpp", "void f() { std::this_thread::sleep_for(x); }\n", "sleep"),

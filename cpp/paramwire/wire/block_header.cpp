@@ -10,9 +10,13 @@ std::uint32_t slot_header_crc(const SlotHeader& header) noexcept {
 
 const char* verify(const SlotHeader& header) noexcept {
   if (header.seq % 2 != 0) return "seq odd";
+  if (header.seq == 0) return "seq zero";
   if (header.header_crc != slot_header_crc(header)) return "header CRC";
+  if (header.block == 0) return "block zero";
   if (header.epoch == 0 || header.version_counter == 0) return "version zero";
-  if (header.codec == static_cast<std::uint16_t>(CodecId::kRaw) && header.stored_size != header.raw_size) return "stored size";
+  if (header.dtype == 0 || header.dtype > kDTypeMax) return "dtype";
+  if (header.codec != static_cast<std::uint16_t>(CodecId::kRaw)) return "codec";
+  if (header.stored_size != header.raw_size) return "stored size";
   return nullptr;
 }
 

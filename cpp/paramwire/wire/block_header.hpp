@@ -16,8 +16,8 @@ namespace paramwire {
 static_assert(std::endian::native == std::endian::little, "stored structs are little-endian; a big-endian port needs loads");
 
 struct SlotHeader {
-  std::uint64_t seq;              // even: sealed; odd: being written or withdrawn. Never decreases. Grows by 2 a rewrite:
-                                  // 2^63 rewrites outlast the machine
+  std::uint64_t seq;              // even: sealed; odd: being written or withdrawn; 0: never sealed. Never decreases; grows
+                                  // by 2 a rewrite: 2^63 rewrites outlast the machine
   std::uint64_t version_counter;  // with `epoch`, the version that wrote the payload
   std::uint64_t raw_size;         // bytes after decoding
   std::uint64_t stored_size;      // bytes in the slot
@@ -48,7 +48,8 @@ static_assert(std::has_unique_object_representations_v<SlotHeader>);  // no padd
 
 // CRC-32C of the bytes before header_crc.
 std::uint32_t slot_header_crc(const SlotHeader& header) noexcept;
-// nullptr when the header is whole and sealed, else the reason: "seq odd", "header CRC", "epoch zero", "stored size".
+// nullptr when the header is whole and sealed, else the reason: "seq odd", "seq zero", "header CRC", "block zero",
+// "version zero", "dtype", "codec", "stored size". Whether it is the block and version wanted is the caller's to compare.
 const char* verify(const SlotHeader& header) noexcept;
 
 // One row of an extent table: 8 bytes, little-endian, row i for raw bytes [i * 64 KiB, (i + 1) * 64 KiB).
@@ -69,9 +70,11 @@ struct Locator {
   bool operator==(const Locator&) const noexcept = default;
 };
 
-// The pin word of a slot: what a reader writes into its pin table to keep a view (wire/FORMAT.md, "Pin table"). Never 0.
+// Word of a pin table: which slot a reader of a view holds; never 0, which is a free word. 16 bits of arena + 1, then the
+// header's offset in 64-byte units (reach 2^54 bytes an arena), so that one 8-byte store sets a pin.
+inline constexpr std::uint32_t kArenaMax = 0xfffe;
 constexpr std::uint64_t pin_word(const Locator& locator) noexcept {
-  return (static_cast<std::uint64_t>(locator.header_arena) + 1) << 48 | locator.header_offset / sizeof(SlotHeader);
+  return (std::uint64_t{locator.header_arena} + 1) << 48 | locator.header_offset / sizeof(SlotHeader);
 }
 
 }  // namespace paramwire

@@ -28,6 +28,7 @@ const char* verify(const FrameHeader& header) noexcept {
 
 void append_frame(std::vector<std::byte>& out, FrameType type, std::uint64_t request, std::span<const std::byte> meta,
                   std::uint64_t body_size) {
+  assert(meta.size() <= kMaxMetaBytes);
   FrameHeader header{};
   header.magic = kFrameMagic;
   header.protocol = kProtocolVersion;
@@ -59,6 +60,7 @@ std::span<std::byte> FrameParser::receive_space() noexcept {
     const auto space = body_space();
     if (!space.empty()) {
       direct_ = true;
+      body_part_ = {};  // told already; if nothing comes, next() must not tell it again
       return space.first(std::min(space.size(), kReceiveStep));
     }
   }
@@ -83,7 +85,7 @@ void FrameParser::received(std::size_t size) noexcept {
 
 bool FrameParser::take(std::span<std::byte> target, std::size_t& have) {
   const std::size_t n = std::min(target.size() - have, buffered());
-  std::memcpy(target.data() + have, buffer_.data() + begin_, n);
+  if (n > 0) std::memcpy(target.data() + have, buffer_.data() + begin_, n);
   begin_ += n;
   have += n;
   return have == target.size();
@@ -112,20 +114,27 @@ Result<FrameParser::Event> FrameParser::next() {
         return Error(Code::kCorrupt, cat("frame refused: meta CRC (type ", header_.type, ", ", header_.meta_size, " bytes)"));
       }
       state_ = header_.body_size > 0 ? State::kBodyWanted : State::kBody;
+      body_ = {};
+      body_index_ = 0;
+      part_at_ = 0;
       body_left_ = 0;
       body_part_ = {};
       return Event::kHead;
     case State::kBodyWanted:
-      return Error(Code::kInternal, cat("no target set for a body of ", header_.body_size, " bytes (frame type ", header_.type, ")"));
+      return Error(Code::kInternal, cat("no target, or one of another size, set for a body of ", header_.body_size, " bytes (frame type ", header_.type, ")"));
     case State::kBody: return next_body();
   }
   return Error(Code::kInternal, "frame parser state");
 }
 
 void FrameParser::set_body(const BodyTarget& target) noexcept {
-  std::uint64_t total = target.discard;
-  for (const auto& part : target.parts) total += part.size();
-  if (total != header_.body_size) return;  // next() reports it: still kBodyWanted
+  if (state_ != State::kBodyWanted) return;  // no body, or its target is set
+  std::uint64_t left = header_.body_size;
+  for (const auto& part : target.parts) {  // subtracting: a sum could wrap to the right value
+    if (part.size() > left) return;        // next() reports it: still kBodyWanted
+    left -= part.size();
+  }
+  if (target.discard != left) return;
   body_ = target;
   body_index_ = 0;
   part_at_ = 0;
@@ -148,7 +157,9 @@ Result<FrameParser::Event> FrameParser::next_body() {
     const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(body_left_, buffered()));
     begin_ += n;
     body_left_ -= n;
-    return next_body();
+    if (body_left_ > 0) return Event::kNeedBytes;
+    state_ = State::kEnd;
+    return Event::kEnd;
   }
   const std::size_t n = std::min(space.size(), buffered());
   std::memcpy(space.data(), buffer_.data() + begin_, n);

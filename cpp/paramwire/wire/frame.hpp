@@ -7,6 +7,7 @@
 #include "paramwire/base/types.hpp"
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,11 +16,14 @@
 
 namespace paramwire {
 
+static_assert(std::endian::native == std::endian::little, "sent structs are little-endian; a big-endian port needs loads");
+
 inline constexpr std::uint32_t kFrameMagic = 0x31525750;  // "PWR1" in memory
 inline constexpr std::uint8_t kProtocolVersion = 1;
 
-// Longest meta part. Bounds what a header can make a reader allocate; the largest message is ERROR or PUT with a
-// kMaxNameBytes name, or DATA with the extent table of a ranged read (8 B an extent: 128 Ki extents, 8 GiB of block).
+// Longest meta part. Bounds what a header can make a reader allocate. The largest message is DATA with the extent table of a
+// ranged read (kMaxTableBytes in message.hpp: 8 B an extent, blocks up to 8 GiB less 1 MiB); all others are under 20 KiB but
+// STATS.
 inline constexpr std::uint32_t kMaxMetaBytes = 1 << 20;
 
 enum class FrameType : std::uint8_t;  // wire/message.hpp
@@ -48,7 +52,8 @@ std::uint32_t frame_header_crc(const FrameHeader& header) noexcept;
 // nullptr, or the reason: "magic", "header CRC", "protocol", "flags or reserved not zero", "meta size over limit".
 const char* verify(const FrameHeader& header) noexcept;
 
-// Appends header and meta of one frame; the body_size bytes of body are the caller's to send after it.
+// Appends header and meta (at most kMaxMetaBytes, asserted) of one frame; the body_size bytes of body are the caller's to
+// send after it.
 void append_frame(std::vector<std::byte>& out, FrameType type, std::uint64_t request, std::span<const std::byte> meta,
                   std::uint64_t body_size = 0);
 
@@ -64,7 +69,7 @@ void append_frame(std::vector<std::byte>& out, FrameType type, std::uint64_t req
 class FrameParser {
  public:
   enum class Event : std::uint8_t { kNeedBytes, kHead, kBody, kEnd };
-  // Where the body goes, in order; the sizes must add up to body_size. Empty data pointers discard.
+  // Where the body goes, in order; the sizes of parts and discard must add up to body_size. Empty parts are skipped.
   struct BodyTarget {
     std::array<std::span<std::byte>, 3> parts{};
     std::uint64_t discard = 0;  // bytes after the parts that are received and dropped
@@ -72,7 +77,8 @@ class FrameParser {
 
   FrameParser();
 
-  // Where the next received bytes go: at least 1 byte, at most kReceiveStep. Call next() until kNeedBytes first.
+  // Where the next received bytes go: at least 1 byte, at most kReceiveStep, if next() said kNeedBytes before. Empty when it
+  // was not asked for so long that the buffer is full. received() is told how many came, before anything else is called.
   std::span<std::byte> receive_space() noexcept;
   void received(std::size_t size) noexcept;
   // errors: kCorrupt naming the field of a bad header or meta; kInternal when set_body() was not called or does not fit.
@@ -80,6 +86,7 @@ class FrameParser {
 
   const FrameHeader& header() const noexcept { return header_; }
   std::span<const std::byte> meta() const noexcept { return meta_; }
+  // After a kHead with a body, once. The spans must live until kEnd.
   void set_body(const BodyTarget& target) noexcept;
   std::span<const std::byte> body_part() const noexcept { return body_part_; }
 

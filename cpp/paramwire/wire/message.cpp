@@ -12,7 +12,13 @@ namespace {
 // Longest text of an ERROR, and longest path or host id: bound what a peer can make us keep.
 constexpr std::uint64_t kMaxErrorBytes = 16 * 1024;
 constexpr std::uint64_t kMaxPathBytes = 4096;
+// Facts of a STATS and bytes of a name: 4096 of 200 B names and values fit kMaxMetaBytes.
 constexpr std::uint64_t kMaxStats = 4096;
+constexpr std::uint64_t kMaxStatName = 200;
+// Far over any manifest (2^32 blocks); small enough that their sum never wraps. The reader bounds its memory by the bytes
+// that come, not by these.
+constexpr std::uint64_t kMaxStreamBytes = std::uint64_t{1} << 40;
+constexpr std::uint64_t kMaxLocators = std::uint64_t{1} << 32;
 
 Bytes frame(FrameType type, std::uint64_t request, const Bytes& meta, std::uint64_t body_size = 0) {
   Bytes out;
@@ -76,6 +82,12 @@ ByteRange get_range(ByteReader& in) {
   return range;
 }
 bool overflows(const ByteRange& range) { return range.offset + range.size < range.offset; }
+// At most `limit` bytes of `text`, not ending inside a UTF-8 sequence.
+std::string_view clipped(std::string_view text, std::size_t limit) {
+  if (text.size() <= limit) return text;
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0U) == 0x80U) --limit;
+  return text.substr(0, limit);
+}
 
 }  // namespace
 
@@ -162,7 +174,7 @@ Bytes ErrorMessage::encode(std::uint64_t request) const {
   Bytes meta;
   ByteWriter out(meta);
   out.put<std::uint8_t>(static_cast<std::uint8_t>(code));
-  out.text(text.substr(0, kMaxErrorBytes));
+  out.text(clipped(text, kMaxErrorBytes));
   return frame(FrameType::kError, request, meta);
 }
 Result<ErrorMessage> ErrorMessage::decode(std::span<const std::byte> meta) {
@@ -202,10 +214,12 @@ Result<SnapshotMessage> SnapshotMessage::decode(std::span<const std::byte> meta)
   m.wait_ms = in.get<std::uint32_t>();
   const std::uint8_t locators = in.get<std::uint8_t>();
   if (!in.finished() || locators > 1) return bad("SNAPSHOT", "length or flag");
+  if (!m.held && m.held_root != Digest{}) return bad("SNAPSHOT", "root without a held version");
   m.locators = locators == 1;
   return m;
 }
 
+std::uint64_t ManifestMessage::body_size() const noexcept { return stream_size + locator_count * kLocatorBytes; }
 Bytes ManifestMessage::encode(std::uint64_t request) const {
   Bytes meta;
   ByteWriter out(meta);
@@ -214,7 +228,7 @@ Bytes ManifestMessage::encode(std::uint64_t request) const {
   out.put<std::uint32_t>(lease_ttl_ms);
   out.put<std::uint64_t>(stream_size);
   out.put<std::uint64_t>(locator_count);
-  return frame(FrameType::kManifest, request, meta, stream_size + locator_count * kLocatorBytes);
+  return frame(FrameType::kManifest, request, meta, body_size());
 }
 Result<ManifestMessage> ManifestMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
@@ -225,7 +239,7 @@ Result<ManifestMessage> ManifestMessage::decode(std::span<const std::byte> meta)
   m.stream_size = in.get<std::uint64_t>();
   m.locator_count = in.get<std::uint64_t>();
   if (!in.finished()) return bad("MANIFEST", "length");
-  if (m.stream_size > (std::uint64_t{1} << 40) || m.locator_count > (std::uint64_t{1} << 32)) return bad("MANIFEST", "size");
+  if (m.stream_size > kMaxStreamBytes || m.locator_count > kMaxLocators) return bad("MANIFEST", "size");
   return m;
 }
 
@@ -308,7 +322,9 @@ Result<DataMessage> DataMessage::decode(std::span<const std::byte> meta) {
   m.incarnation = get_incarnation(in);
   m.stored_size = in.get<std::uint64_t>();
   m.range = get_range(in);
-  m.extent_table = in.bytes(in.varint());
+  const std::uint64_t table_size = in.varint();
+  if (table_size > kMaxTableBytes) return bad("DATA", "extent table size");
+  m.extent_table = in.bytes(table_size);
   if (!in.finished() || m.extent_table.size() % sizeof(ExtentRow) != 0) return bad("DATA", "length");
   if (!m.version.valid()) return bad("DATA", "version");
   if (overflows(m.range) || m.range.offset + m.range.size > m.stored_size) return bad("DATA", "range");
@@ -328,6 +344,7 @@ Result<ArenaMessage> ArenaMessage::decode(std::span<const std::byte> meta) {
   m.arena = in.get<std::uint32_t>();
   m.size = in.get<std::uint64_t>();
   if (!in.finished()) return bad("ARENA", "length");
+  if (m.arena > kArenaMax) return bad("ARENA", "arena");
   return m;
 }
 
@@ -348,7 +365,7 @@ Bytes PublishStartMessage::encode(std::uint64_t request) const {
   Bytes meta;
   ByteWriter out(meta);
   out.put<std::uint8_t>(any_base ? 1 : 0);
-  put_optional_version(out, base);
+  put_optional_version(out, any_base ? std::nullopt : base);
   return frame(FrameType::kPublishStart, request, meta);
 }
 Result<PublishStartMessage> PublishStartMessage::decode(std::span<const std::byte> meta) {
@@ -357,6 +374,7 @@ Result<PublishStartMessage> PublishStartMessage::decode(std::span<const std::byt
   const std::uint8_t any = in.get<std::uint8_t>();
   PARAMWIRE_TRY(base, get_optional_version(in, "PUBLISH_START"));
   if (!in.finished() || any > 1) return bad("PUBLISH_START", "length or flag");
+  if (any == 1 && base) return bad("PUBLISH_START", "base beside any");
   m.any_base = any == 1;
   m.base = base;
   return m;
@@ -375,6 +393,7 @@ Result<PublishIdMessage> PublishIdMessage::decode(std::span<const std::byte> met
   m.publish = get_publish(in);
   m.version = get_version(in);
   if (!in.finished()) return bad("PUBLISH_ID, FINISH or ABORT", "length");
+  if (m.version != Version{} && !m.version.valid()) return bad("PUBLISH_ID, FINISH or ABORT", "version");
   return m;
 }
 
@@ -414,6 +433,8 @@ Result<PutMessage> PutMessage::decode(std::span<const std::byte> meta) {
   m.shard.begin = in.get<std::uint64_t>();
   m.shard.end = in.get<std::uint64_t>();
   if (!in.finished()) return bad("PUT", "length");
+  if (!valid_name(m.tensor)) return bad("PUT", "tensor name");
+  if (!canonical(m.shard)) return bad("PUT", "shard");
   return m;
 }
 
@@ -448,6 +469,7 @@ Result<NameMessage> NameMessage::decode(std::span<const std::byte> meta) {
   m.tensor = in.text(kMaxNameBytes);
   m.target = in.text(kMaxNameBytes);
   if (!in.finished()) return bad("REMOVE or ALIAS", "length");
+  if (!valid_name(m.tensor) || (!m.target.empty() && !valid_name(m.target))) return bad("REMOVE or ALIAS", "tensor name");
   return m;
 }
 
@@ -481,7 +503,7 @@ Result<StatsMessage> StatsMessage::decode(std::span<const std::byte> meta) {
   const std::uint64_t count = in.varint();
   if (count > kMaxStats) return bad("STATS", "count");
   for (std::uint64_t i = 0; i < count && in.ok(); ++i) {
-    std::string name(in.text(256));
+    std::string name(in.text(kMaxStatName));
     m.values.emplace_back(std::move(name), in.get<std::uint64_t>());
   }
   if (!in.finished()) return bad("STATS", "length");

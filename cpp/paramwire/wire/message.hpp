@@ -85,14 +85,16 @@ struct SnapshotMessage {
 };
 
 // Body: a manifest delta stream of `stream_size` bytes, then `locator_count` locators (28 B each) of the entries added, in
-// stream order.
+// stream order, or none at all. The one in an alias's place is not used.
 struct ManifestMessage {
   Incarnation incarnation;
   LeaseId lease = 0;
   std::uint32_t lease_ttl_ms = 0;    // granted; may be less than asked
   std::uint64_t stream_size = 0;
   std::uint64_t locator_count = 0;
-  Bytes encode(std::uint64_t request) const;  // body_size = stream_size + locator_count * kLocatorBytes
+  // Bytes of body; the receiver refuses a frame whose body_size differs. Never wraps in a decoded message.
+  std::uint64_t body_size() const noexcept;
+  Bytes encode(std::uint64_t request) const;
   static Result<ManifestMessage> decode(std::span<const std::byte> meta);
 };
 inline constexpr std::uint64_t kLocatorBytes = 28;
@@ -118,14 +120,18 @@ struct GetMessage {
   static Result<GetMessage> decode(std::span<const std::byte> meta);
 };
 
-// Body: the bytes asked for.
+// Longest extent table that one DATA carries: what kMaxMetaBytes leaves beside the other fields (at most 80 B), rounded down
+// to 16 extents (1 MiB of block). Larger blocks can be had whole, which needs no table.
+inline constexpr std::uint64_t kMaxTableBytes = kMaxMetaBytes - 128;
+
+// Body: the bytes asked for; range.size of them, the receiver refuses a frame whose body_size differs.
 struct DataMessage {
   BlockId block;
   Version version;
   Incarnation incarnation;
   std::uint64_t stored_size = 0;     // of the whole block
   ByteRange range;
-  std::span<const std::byte> extent_table;  // empty unless asked for; 8 B a row
+  std::span<const std::byte> extent_table;  // empty unless asked for; 8 B a row, at most kMaxTableBytes
   Bytes encode(std::uint64_t request) const;
   static Result<DataMessage> decode(std::span<const std::byte> meta);
 };
@@ -145,7 +151,7 @@ struct PinsMessage {
 };
 
 struct PublishStartMessage {
-  bool any_base = true;              // true: on whatever is newest; false: only if `base` is the newest
+  bool any_base = true;              // true: on whatever is newest (`base` is not sent); false: only if `base` is the newest
   std::optional<Version> base;       // with any_base false; none: only if nothing is published yet
   Bytes encode(std::uint64_t request) const;
   static Result<PublishStartMessage> decode(std::span<const std::byte> meta);
