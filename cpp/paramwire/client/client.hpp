@@ -149,6 +149,7 @@ class Snapshot {
 class Publisher {
  public:
   virtual ~Publisher() = default;
+  virtual Version version() const noexcept = 0;  // that finish will commit, if nobody is faster
   // Stages one block: `bytes` of exactly the part's size, in row-major order, little-endian.
   virtual Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, CallOptions options = {}) = 0;
   virtual Status remove(std::string_view tensor, CallOptions options = {}) = 0;
@@ -183,7 +184,8 @@ class Client {
   const ClientOptions& options() const noexcept;
   std::string address() const;
   Incarnation incarnation() const;
-  // Ends leases and threads. Idempotent. Snapshots of this client give kInvalid from now on; views stay.
+  // Ends leases and threads, in about 200 ms: a ticket that waits for a server that does not answer is left to its deadline.
+  // Idempotent. Snapshots of this client give kInvalid from now on; views stay.
   void close();
 
  private:
