@@ -1,0 +1,57 @@
+"""The server process of `paramwire bench fetch`: blocks cut from the pattern, over paramwire and over plain TCP.
+
+Prints one JSON line when it serves, and ends when its stdin does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import sys
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+import paramwire
+from paramwire._core import _bench
+from paramwire.cli_bench_common import pattern
+from paramwire.cli_common import json_line
+
+
+def answer(listener: socket.socket, region: npt.NDArray[np.uint8]) -> None:
+    """Serves one client of the baseline after another until the listener is closed."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        # A client that is killed resets its connection: the next one is served.
+        with connection, contextlib.suppress(OSError):
+            _bench.tcp_options(connection.fileno())
+            _bench.tcp_serve(connection.fileno(), region)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--count", type=int, required=True)
+    options = parser.parse_args()
+    region = np.empty(options.size * options.count, np.uint8)
+    step = 1 << 24
+    for at in range(0, region.size, step):
+        region[at : at + step] = pattern(at, min(step, region.size - at))
+    with paramwire.Server() as server, socket.create_server(("127.0.0.1", 0)) as listener:
+        with server.publish(base=None) as publish:
+            for index in range(options.count):
+                publish.put(f"block.{index}", region[index * options.size : (index + 1) * options.size])
+        threading.Thread(target=answer, args=(listener, region), name="baseline", daemon=True).start()
+        json_line({"endpoints": server.endpoints, "address": server.address, "baseline": listener.getsockname()[1], "pid": os.getpid()})
+        sys.stdin.read()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
