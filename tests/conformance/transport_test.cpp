@@ -1,6 +1,7 @@
 // What every transport must do, whatever moves its bytes. A transport joins with one row in transports().
 #include "support/rig.hpp"
 
+#include "paramwire/net/shm_link.hpp"
 #include "paramwire/net/tcp_link.hpp"
 #include "paramwire/wire/frame.hpp"
 
@@ -34,6 +35,10 @@ const std::vector<Transport>& transports() {
        [](const Endpoint& endpoint, Micros deadline) { return TcpLink::connect(endpoint, kClient, {}, {}, deadline); }},
       {"stream_over_unix", [](const Rig& rig, const OmittedReadChecks& omitted) { return TcpLink::connect(rig.unix_endpoint(), kClient, rig.server->incarnation(), omitted, in_seconds(10)); },
        [](const Endpoint& endpoint, Micros deadline) { return TcpLink::connect(endpoint, kClient, {}, {}, deadline); }},
+      {"shm", [](const Rig& rig, const OmittedReadChecks& omitted) { return ShmLink::connect(rig.unix_endpoint(), kClient, rig.server->incarnation(), {omitted, false}, in_seconds(10)); },
+       [](const Endpoint& endpoint, Micros deadline) { return ShmLink::connect(endpoint, kClient, {}, {}, deadline); }},
+      {"shm_dropping_pages", [](const Rig& rig, const OmittedReadChecks& omitted) { return ShmLink::connect(rig.unix_endpoint(), kClient, rig.server->incarnation(), {omitted, true}, in_seconds(10)); },
+       [](const Endpoint& endpoint, Micros deadline) { return ShmLink::connect(endpoint, kClient, {}, {}, deadline); }},
   };
   return all;
 }
@@ -230,6 +235,33 @@ TEST_P(TransportTest, WithoutTheCrcCheckACorruptBlockIsHandedOutAsAsked) {
   link->read({&item, 1}, in_seconds(30));
   EXPECT_TRUE(item.result.ok());
   EXPECT_EQ(link->stats().blocks_verified, 0U);
+}
+
+TEST_P(TransportTest, ALocatorOfAnotherTimeIsStaleOrUnused) {
+  const Bytes bytes = random_bytes(100, 1);
+  rig_.publish({{"w", bytes}});
+  const Snapshot snapshot = rig_.snapshot();
+  const auto link = connect();
+  using Spoil = void (*)(Locator&);
+  const Spoil spoils[] = {
+      [](Locator& l) { l.payload_offset = std::uint64_t{1} << 40; },  [](Locator& l) { l.payload_offset = ~std::uint64_t{0} - 50; },
+      [](Locator& l) { l.arena = 9; },                                 [](Locator& l) { l.header_arena = 65535; },
+      [](Locator& l) { l.header_offset = ~std::uint64_t{0} - 63; },    [](Locator& l) { l.header_offset += 8; },
+      [](Locator& l) { l.header_offset += 64; },                       [](Locator& l) { l.seq += 2; },
+  };
+  for (const Spoil spoil : spoils) {
+    Bytes target(100);
+    BlockRead item = snapshot.read_of("w", {0, 100}, target);
+    spoil(item.locator);
+    link->read({&item, 1}, in_seconds(30));
+    if (link->one_sided()) {
+      ASSERT_FALSE(item.result.ok());
+      EXPECT_EQ(item.result.error().code(), Code::kStale) << item.result.error().to_string();
+    } else {
+      EXPECT_TRUE(item.result.ok());
+    }
+  }
+  EXPECT_EQ(must(read(*link, snapshot, "w", {0, 100})), bytes);
 }
 
 TEST_P(TransportTest, APeerThatNeverAnswersIsATimeout) {

@@ -106,7 +106,7 @@ Bytes struct_bytes(const Line& l) {
   if (l.kind == "crc32c") return little(crc32c(std::as_bytes(std::span(l.text("text")))));
   if (l.kind == "crc64") return little(crc64(std::as_bytes(std::span(l.text("text")))));
   if (l.kind == "block_id") return little(block_id(l.text("tensor"), l.shard()).value);
-  if (l.kind == "pin_word") return little(pin_word(l.u32("header_arena"), l.u64("header_offset")));
+  if (l.kind == "pin_word") return little(pin_word(Locator{0, static_cast<std::uint16_t>(l.u32("header_arena")), l.u64("header_offset"), 0, 0}));
   if (l.kind == "extent_row") {
     const ExtentRow row{l.u32("stored_size"), static_cast<std::uint32_t>(l.id("crc32c"))};
     const auto bytes = std::as_bytes(std::span(&row, 1));

@@ -18,13 +18,14 @@ import gguf
 import numpy as np
 import torch
 import transformers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 NEW_TOKENS = 32
 
 # Name, text, and whether the text is a user's message for the chat template or is given to the model as it is.
 PROMPTS: list[tuple[str, str, bool]] = [
-    ("one word", "Gravity", False),
+    ("one token", "Hello", False),
     ("a sentence", "The capital of France is", False),
     ("a chat message", "What is a parameter server? Answer in two sentences.", True),
     ("non-ASCII text", "Übersetze ins Englische: „Das Mädchen aß 3 süße Äpfel“ 🍎 日本語", True),
@@ -50,6 +51,11 @@ def load_model(path: Path) -> tuple[torch.nn.Module, transformers.PreTrainedToke
     """
     model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    # SmolLM2's own tokenizer.json, and llama.cpp for `tokenizer.ggml.pre` = "smollm", split digits one by one before the
+    # byte-level split; the GGUF reader of transformers leaves that step out.
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
     model.eval()
     state = model.state_dict()
     names = {"blk.7.ffn_down.weight": "model.layers.7.mlp.down_proj.weight", "token_embd.weight": "model.embed_tokens.weight"}

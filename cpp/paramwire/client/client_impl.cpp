@@ -112,7 +112,7 @@ Status ClientImpl::choose_transport(Micros until) {
 }
 
 Result<std::unique_ptr<Link>> ClientImpl::open_shm(Micros until) {
-  ShmLinkOptions options;
+  ShmOptions options;
   options.omitted.crc = !options_.verify;
   options.drop_pages = options_.drop_view_pages;
   return ShmLink::connect(local_, id_, incarnation(), options, until);

@@ -48,7 +48,8 @@ FetchMachine::Action FetchMachine::on_lost(const Error& error) {
 FetchMachine::Action FetchMachine::step(Micros now, Event event, const Error* error) {
   if (state_ == State::kDone) return Action::kDone;
   if (state_ == State::kFailed) return Action::kFail;
-  if (event == Event::kRead) return go(State::kDone, Action::kDone);  // bytes that are here are here, deadline or not
+  const bool reading = state_ == State::kReading || state_ == State::kReadingLeased;
+  if (event == Event::kRead && reading) return go(State::kDone, Action::kDone);  // bytes that are here are here, deadline or not
   if (now >= options_.deadline) {
     const std::string last = error ? cat("; last: ", error->message()) : std::string();
     return fail(Error(Code::kTimeout, cat("the deadline passed while ", name(state_), " after ", retries(), " retries", last)));
@@ -64,15 +65,17 @@ FetchMachine::Action FetchMachine::step(Micros now, Event event, const Error* er
       if (state_ == State::kOpeningLeased) return go(State::kReadingLeased, Action::kRead);
       break;
     case Event::kChanged:
-      if (state_ == State::kReading || state_ == State::kReadingLeased) return on_changed(cause);
+      if (reading) return on_changed(cause);
       return fail(cause);  // an open that is refused as stale: the version asked for is not to be had
     case Event::kCorrupt:
       if (++corruptions_ >= options_.corrupt_max) return fail(cause);
-      if (state_ == State::kReading || state_ == State::kReadingLeased) return go(state_, Action::kRead);
+      if (reading) return go(state_, Action::kRead);
       if (state_ == State::kOpening) return go(state_, Action::kOpen);
       if (state_ == State::kOpeningLeased) return go(state_, Action::kOpenLeased);
       break;
-    case Event::kLost: return on_lost(cause);
+    case Event::kLost:
+      if (state_ == State::kIdle) break;  // nothing was asked of a link yet
+      return on_lost(cause);
     case Event::kReconnected:
       if (state_ != State::kReconnecting) break;
       return options_.mode == Mode::kSnapshot ? go(State::kReading, Action::kRead) : go(State::kOpening, Action::kOpen);

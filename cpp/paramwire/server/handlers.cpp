@@ -99,6 +99,10 @@ void Handlers::on_body(Session& session, std::span<const std::byte> part) noexce
   }
 }
 
+void Handlers::on_progress(const Session& session, Micros now) {
+  if (session.put_) store_.put_progress(session.put_->publish, now);
+}
+
 Status Handlers::on_end(Session& session, const FrameHeader& header, Micros now) {
   if (static_cast<FrameType>(header.type) != FrameType::kPut) return {};
   if (session.put_error_) {

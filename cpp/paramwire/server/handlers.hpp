@@ -97,6 +97,9 @@ class Handlers {
   Status on_head(Session& session, const FrameHeader& header, std::span<const std::byte> meta, FrameParser::BodyTarget& target, Micros now);
   // The next bytes of a PUT's body are in place. Runs the CRCs over them. Needs no lock.
   void on_body(Session& session, std::span<const std::byte> part) noexcept;
+  // Some of a PUT's body arrived since the last call: keeps its publish from being taken for idle. Call it while bodies
+  // arrive, more often than publish_idle_max; under the lock.
+  void on_progress(const Session& session, Micros now);
   // The frame is over.
   Status on_end(Session& session, const FrameHeader& header, Micros now);
   // The connection is gone: open puts are cancelled, held slots in `outgoing` let go. Leases and publishes live on until

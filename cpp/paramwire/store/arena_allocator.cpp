@@ -11,10 +11,10 @@ std::uint64_t ArenaAllocator::rounded(std::uint64_t size) noexcept {
   return std::max(granule, (size + granule - 1) / granule * granule);
 }
 
-std::optional<std::uint64_t> ArenaAllocator::allocate(std::uint64_t size, std::uint64_t alignment) {
-  if (size <= kSlabSpanMax) return allocate_small(rounded(size));
+std::optional<std::uint64_t> ArenaAllocator::allocate(std::uint64_t size, std::uint64_t alignment, std::uint64_t within) {
+  if (size <= kSlabSpanMax) return allocate_small(rounded(size), within);
   const std::uint64_t bytes = rounded(size);
-  const auto offset = take(bytes, std::max(alignment, kExtentGranule));
+  const auto offset = take(bytes, std::max(alignment, kExtentGranule), within);
   if (offset) used_ += bytes;
   return offset;
 }
@@ -29,20 +29,22 @@ void ArenaAllocator::release(std::uint64_t offset, std::uint64_t size) {
   give(offset, bytes);
 }
 
-std::optional<std::uint64_t> ArenaAllocator::allocate_small(std::uint64_t size) {
+std::optional<std::uint64_t> ArenaAllocator::allocate_small(std::uint64_t size, std::uint64_t within) {
   SlabClass& slabs = classes_[size / kSlabGranule];
   std::uint64_t offset = 0;
   if (!slabs.free.empty()) {
     offset = slabs.free.back();
+    if (offset + size > within) return std::nullopt;
     slabs.free.pop_back();
   } else {
     if (slabs.bump + size > slabs.bump_end) {
-      const auto slab = take(kSlabBytes, kSlabBytes);
+      const auto slab = take(kSlabBytes, kSlabBytes, within);
       if (!slab) return std::nullopt;
       slabs.bump = *slab;
       slabs.bump_end = *slab + kSlabBytes;
     }
     offset = slabs.bump;
+    if (offset + size > within) return std::nullopt;
     slabs.bump += size;
   }
   ++slab_live_[offset / kSlabBytes];
@@ -63,11 +65,11 @@ void ArenaAllocator::release_small(std::uint64_t offset, std::uint64_t size) {
   give(slab * kSlabBytes, kSlabBytes);
 }
 
-std::optional<std::uint64_t> ArenaAllocator::take(std::uint64_t size, std::uint64_t alignment) {
+std::optional<std::uint64_t> ArenaAllocator::take(std::uint64_t size, std::uint64_t alignment, std::uint64_t within) {
   for (auto it = free_by_size_.lower_bound({size, 0}); it != free_by_size_.end(); ++it) {
     const auto [free_size, free_offset] = *it;
     const std::uint64_t offset = (free_offset + alignment - 1) / alignment * alignment;
-    if (offset + size > free_offset + free_size) continue;  // too little is left behind the aligned start
+    if (offset + size > std::min(free_offset + free_size, within)) continue;  // too little is left behind the aligned start
     free_by_size_.erase(it);
     free_by_offset_.erase(free_offset);
     if (offset > free_offset) give(free_offset, offset - free_offset);

@@ -25,7 +25,8 @@ class ArenaAllocator {
 
   // Offset of `size` bytes at a multiple of `alignment`, or nothing when no free range is large enough. Spans that come from
   // slabs (kSlabSpanMax and below) are aligned to kSlabGranule, whatever `alignment` says.
-  std::optional<std::uint64_t> allocate(std::uint64_t size, std::uint64_t alignment);
+  // Only ranges that end at or before `within` count: the tier asks first for what lies in pages that it already has.
+  std::optional<std::uint64_t> allocate(std::uint64_t size, std::uint64_t alignment, std::uint64_t within = ~std::uint64_t{0});
   void release(std::uint64_t offset, std::uint64_t size);
 
   std::uint64_t used_bytes() const noexcept { return used_; }
@@ -38,9 +39,9 @@ class ArenaAllocator {
     std::uint64_t bump = 0;            // next never-used offset of the current slab
     std::uint64_t bump_end = 0;
   };
-  std::optional<std::uint64_t> allocate_small(std::uint64_t size);
+  std::optional<std::uint64_t> allocate_small(std::uint64_t size, std::uint64_t within);
   void release_small(std::uint64_t offset, std::uint64_t size);
-  std::optional<std::uint64_t> take(std::uint64_t size, std::uint64_t alignment);
+  std::optional<std::uint64_t> take(std::uint64_t size, std::uint64_t alignment, std::uint64_t within);
   void give(std::uint64_t offset, std::uint64_t size);
 
   std::map<std::uint64_t, std::uint64_t> free_by_offset_;              // offset -> size, never adjacent

@@ -99,17 +99,21 @@ void BlockStore::retire(Micros) {
   reclaim();
 }
 
-bool BlockStore::needed(const Superseded& slot) const {
-  const auto first = versions_.lower_bound(slot.from);
-  return first != versions_.end() && first->first < slot.to;
+bool BlockStore::needed(SlotIndex slot, Version to) const {
+  if (holds_.contains(slot)) return true;
+  const SlotHeader header = slots_.header(slot);
+  const auto first = versions_.lower_bound({header.epoch, header.version_counter});
+  return first != versions_.end() && first->first < to;
 }
 
 void BlockStore::reclaim() {
   bool candidates = false;
-  for (Superseded& slot : superseded_) {
-    if (needed(slot) || holds_.contains(slot.slot)) continue;
-    slots_.withdraw(slot.slot);
-    candidates = true;
+  for (const Superseded& group : superseded_) {
+    for (const SlotIndex slot : group.slots) {
+      if (needed(slot, group.to)) continue;
+      slots_.withdraw(slot);
+      candidates = true;
+    }
   }
   if (!candidates) return;
 
@@ -120,27 +124,31 @@ void BlockStore::reclaim() {
   if (pins_ != nullptr && !options_.omitted.quarantine) pins_->collect(pinned);
   std::sort(pinned.begin(), pinned.end(), [](const PinnedWord& a, const PinnedWord& b) { return a.word < b.word; });
 
-  quarantined_bytes_ = 0;
+  quarantined_slots_ = quarantined_bytes_ = 0;
   quarantine_pid_ = 0;
-  std::erase_if(superseded_, [&](Superseded& slot) {
-    slot.quarantined = false;
-    if (needed(slot) || holds_.contains(slot.slot)) return false;
-    const std::uint64_t word = pin_word(slots_.locator(slot.slot));
-    const auto pin = std::lower_bound(pinned.begin(), pinned.end(), word, [](const PinnedWord& a, std::uint64_t w) { return a.word < w; });
-    if (pin != pinned.end() && pin->word == word) {
-      slot.quarantined = true;
-      quarantined_bytes_ += slots_.payload(slot.slot).size();
-      quarantine_pid_ = pin->pid;
-      return false;
-    }
-    slots_.close(slot.slot);
-    ++counters_.slots_reclaimed;
-    return true;
-  });
+  for (Superseded& group : superseded_) {
+    std::erase_if(group.slots, [&](SlotIndex slot) {
+      if (needed(slot, group.to)) return false;
+      const std::uint64_t word = pin_word(slots_.locator(slot));
+      const auto pin = std::lower_bound(pinned.begin(), pinned.end(), word, [](const PinnedWord& a, std::uint64_t w) { return a.word < w; });
+      if (pin != pinned.end() && pin->word == word) {
+        ++quarantined_slots_;
+        quarantined_bytes_ += slots_.payload(slot).size();
+        quarantine_pid_ = pin->pid;
+        return false;
+      }
+      slots_.close(slot);
+      ++counters_.slots_reclaimed;
+      return true;
+    });
+  }
+  std::erase_if(superseded_, [](const Superseded& group) { return group.slots.empty(); });
 }
 
 bool BlockStore::revoke_for_room(Micros now) {
-  if (!leases_.revoke_oldest(options_.lease_age_max, now)) return false;
+  if (versions_.size() <= options_.retained_versions) return false;
+  const auto oldest_retained = std::prev(versions_.end(), static_cast<std::ptrdiff_t>(options_.retained_versions));
+  if (!leases_.revoke_oldest(oldest_retained->first, options_.lease_age_max, now)) return false;
   ++counters_.leases_revoked;
   retire(now);
   return true;
@@ -165,9 +173,8 @@ StoreStats BlockStore::stats() const {
   out.used_bytes = tier_.used_bytes();
   out.committed_bytes = tier_.committed_bytes();
   out.limit_bytes = tier_.limit_bytes();
-  out.superseded_slots = superseded_.size();
-  out.quarantined_slots = static_cast<std::uint64_t>(
-      std::count_if(superseded_.begin(), superseded_.end(), [](const Superseded& slot) { return slot.quarantined; }));
+  for (const Superseded& group : superseded_) out.superseded_slots += group.slots.size();
+  out.quarantined_slots = quarantined_slots_;
   out.quarantined_bytes = quarantined_bytes_;
   return out;
 }

@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -105,6 +106,8 @@ class BlockStore {
   Result<PutSlot> put_begin(PublishId id, const BlockSpec& spec, Micros now);
   // `crc64` and `extents` (one CRC-32C for each 64 KiB) of the payload as written. A second put of a block replaces the first.
   Status put_seal(PublishId id, const PutSlot& put, std::uint64_t crc64, std::span<const std::uint32_t> extents, Micros now);
+  // Bytes of a put arrived: its publish is not idle. A put over a slow link may take longer than publish_idle_max.
+  void put_progress(PublishId id, Micros now);
   // The writer gave up. Never fails: the publish may be gone already.
   void put_cancel(PublishId id, const PutSlot& put);
   // Drops every block and alias named `tensor`. errors: kNotFound when there is none.
@@ -165,17 +168,18 @@ class BlockStore {
     std::vector<Staged> staged;
     Bytes keys;
     bool shards = false;    // a row or head range was put
+    std::set<BlockId> aliases;  // staged here, maybe undone since
   };
   struct OpenPut {
     PublishId publish;
     std::uint64_t key = 0;
     bool orphan = false;    // its publish is gone; the slot waits for its writer to let go
   };
+  // Slots of blocks that version `to` replaced or removed: readable in snapshots V with header version <= V < to. 4 bytes a
+  // slot, since a version that changes every one of a million tiny tensors puts them all here.
   struct Superseded {
-    SlotIndex slot = 0;
-    Version from;   // readable in snapshots from <= V < to
     Version to;
-    bool quarantined = false;
+    std::vector<SlotIndex> slots;
   };
 
   Result<Publish*> open_publish(PublishId id, Micros now);
@@ -190,7 +194,7 @@ class BlockStore {
   void drop(std::map<PublishId, Publish>::iterator publish);
   void close_slot(SlotIndex slot);
   void retire(Micros now);
-  bool needed(const Superseded& slot) const;
+  bool needed(SlotIndex slot, Version to) const;
   void reclaim();
   bool revoke_for_room(Micros now);
 
@@ -200,7 +204,7 @@ class BlockStore {
   SlotTable slots_;
   LeaseTable leases_;
   std::map<Version, std::shared_ptr<const Manifest>> versions_;  // readable: the newest few and the leased
-  std::vector<Superseded> superseded_;
+  std::vector<Superseded> superseded_;                           // ascending `to`
   std::unordered_map<SlotIndex, std::uint32_t> holds_;
   std::map<PublishId, Publish> publishes_;
   std::unordered_map<SlotIndex, OpenPut> open_puts_;
@@ -208,6 +212,7 @@ class BlockStore {
   std::vector<PublishId> finished_order_;                        // oldest first; bounded
   bool any_shards_ = false;                                      // some committed block is a part of its tensor
   std::map<std::string, std::string> aliases_;                   // of the newest version: name -> target
+  std::uint64_t quarantined_slots_ = 0;
   std::uint64_t quarantined_bytes_ = 0;
   std::uint32_t quarantine_pid_ = 0;
   StoreStats counters_;

@@ -142,14 +142,21 @@ Status BlockStore::put_seal(PublishId id, const PutSlot& put, std::uint64_t crc6
   staged.crc64 = crc64;
   staged.slot = put.slot;
   staged.table_crc = slots_.seal(put.slot, put.block, (*publish)->version, entry.dtype, crc64, extents);
-  if (entry.shard.kind != ShardKind::kWhole && aliases_.contains(std::string(entry.tensor))) {
-    Staged undo;  // the name had been an alias: it gets bytes of its own
-    undo.kind = Staged::Kind::kRemove;
-    undo.id = block_id(entry.tensor, Shard::whole());
-    stage(**publish, undo);
+  if (entry.shard.kind != ShardKind::kWhole) {
+    const BlockId whole = block_id(entry.tensor, Shard::whole());
+    if ((*publish)->aliases.contains(whole) || aliases_.contains(std::string(entry.tensor))) {
+      Staged undo;  // the name had been an alias: it gets bytes of its own
+      undo.kind = Staged::Kind::kRemove;
+      undo.id = whole;
+      stage(**publish, undo);
+    }
   }
   stage(**publish, staged);
   return {};
+}
+
+void BlockStore::put_progress(PublishId id, Micros now) {
+  if (const auto it = publishes_.find(id); it != publishes_.end()) it->second.active = now;
 }
 
 void BlockStore::put_cancel(PublishId, const PutSlot& put) {
@@ -207,6 +214,7 @@ Status BlockStore::alias(PublishId id, std::string_view tensor, std::string_view
   staged.kind = Staged::Kind::kAlias;
   staged.id = block_id(tensor, Shard::whole());
   staged.key = encode_key(publish->keys, tensor, final_target, BlockSpec{});
+  publish->aliases.insert(staged.id);
   stage(*publish, staged);
   return {};
 }
@@ -295,13 +303,17 @@ Status BlockStore::check_tensors(const Publish& publish, const Manifest& base, c
 }
 
 void BlockStore::supersede(const std::vector<ManifestChange>& changes, const Manifest& base, Version next) {
+  Superseded group{next, {}};
   for (const ManifestChange& change : changes) {
     const auto old = base.find(change.entry.id);
-    if (old && old->entry.kind == EntryKind::kBlock) superseded_.push_back({old->tag, old->entry.version, next, false});
+    if (old && old->entry.kind == EntryKind::kBlock) group.slots.push_back(old->tag);
     const bool was_alias = old && old->entry.kind == EntryKind::kAlias;
     if (was_alias) aliases_.erase(std::string(old->entry.tensor));
     if (!change.remove && change.entry.kind == EntryKind::kAlias) aliases_[std::string(change.entry.tensor)] = change.entry.target;
   }
+  if (group.slots.empty()) return;
+  group.slots.shrink_to_fit();
+  superseded_.push_back(std::move(group));
 }
 
 Result<Version> BlockStore::finish(PublishId id, const CommitClock& commit, Micros now) {

@@ -37,11 +37,14 @@ void LeaseTable::expire(Micros now) {
   }
 }
 
-std::optional<Version> LeaseTable::revoke_oldest(Micros age, Micros now) {
-  if (leases_.empty() || leases_.begin()->second.granted + age > now) return std::nullopt;
-  const Version version = leases_.begin()->second.version;
-  end(leases_.begin());
-  return version;
+std::optional<Version> LeaseTable::revoke_oldest(Version retained, Micros age, Micros now) {
+  for (auto it = leases_.begin(); it != leases_.end() && it->second.granted + age <= now; ++it) {
+    if (it->second.version >= retained) continue;
+    const Version version = it->second.version;
+    end(it);
+    return version;
+  }
+  return std::nullopt;
 }
 
 std::vector<Version> LeaseTable::held_versions() const {

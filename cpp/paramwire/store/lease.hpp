@@ -29,8 +29,9 @@ class LeaseTable {
   // Ends the leases whose deadline has passed. Call it after the renewals that were queued at `now` have been handled: a
   // server that was paused must not expire what its clients renewed in time.
   void expire(Micros now);
-  // Ends the oldest lease if it was granted `age` ago or earlier; returns its version.
-  std::optional<Version> revoke_oldest(Micros age, Micros now);
+  // Ends the oldest lease of a version below `retained` if it was granted `age` ago or earlier; returns its version. Leases
+  // of versions that stay readable anyway keep no memory: ending them would make no room.
+  std::optional<Version> revoke_oldest(Version retained, Micros age, Micros now);
 
   bool holds(Version version) const { return held_.contains(version); }
   std::vector<Version> held_versions() const;

@@ -1,5 +1,6 @@
 #include "paramwire/store/memory_limit.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <optional>
@@ -20,33 +21,53 @@ std::optional<std::uint64_t> read_number(const std::string& path) {
   return value;
 }
 
+std::uint64_t read_field(const std::string& path, std::string_view field) {
+  std::ifstream file(path);
+  std::string key;
+  std::uint64_t value = 0;
+  while (file >> key >> value) {
+    if (key == field) return value;
+  }
+  return 0;
+}
+
+struct CgroupFiles {
+  const char* limit;
+  const char* usage;
+  const char* cache;  // field of memory.stat, descendants included
+};
+constexpr CgroupFiles kV2 = {"memory.max", "memory.current", "inactive_file"};
+constexpr CgroupFiles kV1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
+
 // Applies the limit of one cgroup directory and of those above it: a parent's limit binds its children.
-void apply_cgroup(const std::string& root, std::string path, const char* limit_file, const char* usage_file, MemoryLimit& out) {
+void apply_cgroup(const std::string& root, std::string path, const CgroupFiles& files, MemoryLimit& out) {
   for (;;) {
     const std::string directory = root + (path == "/" ? "" : path);
-    const auto limit = read_number(directory + "/" + limit_file);
-    const auto usage = read_number(directory + "/" + usage_file);
+    const auto limit = read_number(directory + "/" + files.limit);
+    const auto usage = read_number(directory + "/" + files.usage);
     if (limit && usage) {
-      const std::uint64_t available = *limit > *usage ? *limit - *usage : 0;
-      if (available < out.available_bytes) out = {available, *limit, directory + "/" + limit_file};
+      const std::uint64_t cache = std::min(*usage, read_field(directory + "/memory.stat", files.cache));
+      const std::uint64_t taken = *usage - cache;
+      const std::uint64_t available = *limit > taken ? *limit - taken : 0;
+      if (available < out.available_bytes) out = {available, *limit, directory + "/" + files.limit};
     }
-    if (path.empty() || path == "/") return;
+    if (path.empty() || path == "/" || path.find('/') == std::string::npos) return;
     path.resize(path.rfind('/'));
   }
 }
 
 }  // namespace
 
-MemoryLimit memory_limit() {
+MemoryLimit memory_limit(const std::string& root) {
   MemoryLimit out{~std::uint64_t{0}, ~std::uint64_t{0}, "none"};
-  std::ifstream meminfo("/proc/meminfo");
+  std::ifstream meminfo(root + "proc/meminfo");
   std::string key, unit;
   std::uint64_t kib = 0, total = 0;
   while (meminfo >> key >> kib && std::getline(meminfo, unit)) {
     if (key == "MemTotal:") total = kib * 1024;
     if (key == "MemAvailable:") out = {kib * 1024, total, "MemAvailable"};
   }
-  std::ifstream cgroups("/proc/self/cgroup");  // lines "id:controllers:path"
+  std::ifstream cgroups(root + "proc/self/cgroup");  // lines "id:controllers:path"
   for (std::string line; std::getline(cgroups, line);) {
     const auto first = line.find(':');
     const auto second = line.find(':', first + 1);
@@ -54,10 +75,10 @@ MemoryLimit memory_limit() {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const std::string path = line.substr(second + 1);
     if (controllers.empty()) {
-      apply_cgroup("/sys/fs/cgroup", path, "memory.max", "memory.current", out);
-      apply_cgroup("/sys/fs/cgroup/unified", path, "memory.max", "memory.current", out);
+      apply_cgroup(root + "sys/fs/cgroup", path, kV2, out);
+      apply_cgroup(root + "sys/fs/cgroup/unified", path, kV2, out);
     } else if (controllers.find("memory") != std::string::npos) {
-      apply_cgroup("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", out);
+      apply_cgroup(root + "sys/fs/cgroup/memory", path, kV1, out);
     }
   }
   return out;

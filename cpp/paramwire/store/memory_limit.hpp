@@ -14,6 +14,9 @@ struct MemoryLimit {
 };
 
 // Reads /proc and /sys at every call: a few tens of microseconds. Any thread. A limit that can't be read is no limit.
-MemoryLimit memory_limit();
+// Page cache that the kernel would drop for us (inactive_file of memory.stat) counts as available: a server that has just
+// read its model from files is charged for them.
+// `root`: where proc/ and sys/ are, for tests.
+MemoryLimit memory_limit(const std::string& root = "/");
 
 }  // namespace paramwire

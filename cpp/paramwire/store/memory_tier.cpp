@@ -56,7 +56,9 @@ Result<ArenaInfo> MemoryTier::map_arena(std::uint64_t size, bool huge) const {
   ArenaInfo info;
   info.size = size;
   if (backing_ == Backing::kPrivate) {
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (huge ? MAP_HUGETLB : 0);
+    // Huge pages are reserved by mmap itself: with MAP_NORESERVE it would succeed without any, and the first touch would
+    // be a SIGBUS (mmap(2)).
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (huge ? MAP_HUGETLB : MAP_NORESERVE);
     void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (base == MAP_FAILED) return errno_error(Code::kUnavailable, cat("map an arena of ", human_bytes(size)), errno);
     info.base = static_cast<std::byte*>(base);
@@ -92,7 +94,9 @@ Status MemoryTier::add_arena(std::uint64_t at_least) {
   }
   if (options_.huge_pages != TierOptions::HugePages::kNo) {
     // The whole arena at once: hugetlb pages are few and reserved by hand, so find out now.
-    auto info = map_arena(size, true);
+    auto info = within_limit(size) ? map_arena(size, true)
+                                   : Error(Code::kBackpressure, cat("an arena of ", size, " bytes is over the limit of ", options_.limit_bytes,
+                                                                    ", of which ", committed_, " are held"));
     if (info.ok() && info->fd >= 0 && fallocate(info->fd, 0, 0, static_cast<off_t>(size)) != 0) {
       const int error = errno;
       munmap(info->base, size);
@@ -118,7 +122,7 @@ Status MemoryTier::commit(Arena& arena, std::uint64_t end) {
   if (end <= arena.committed) return {};
   const std::uint64_t target = std::min(arena.info.size, round_up(end, kCommitStep));
   const std::uint64_t more = target - arena.committed;
-  if (options_.limit_bytes != 0 && committed_ + more > options_.limit_bytes) {
+  if (!within_limit(more)) {
     return Error(Code::kBackpressure, cat("the ", name(), " tier may hold ", human_bytes(options_.limit_bytes), " (", options_.limit_bytes,
                                           " bytes), holds ", committed_, " and needs ", more,
                                           " more: raise memory_limit, or release old snapshots"));
@@ -141,6 +145,11 @@ Status MemoryTier::commit(Arena& arena, std::uint64_t end) {
 
 Result<TierSpan> MemoryTier::allocate(std::uint64_t size) {
   const std::uint64_t alignment = span_alignment(size);
+  // Pages that are here come first, in whatever arena: a best fit over all free ranges would take new pages, or be refused
+  // at the limit, while released ones lie idle.
+  for (std::uint32_t i = 0; i < arenas_.size(); ++i) {
+    if (const auto offset = arenas_[i].allocator.allocate(size, alignment, arenas_[i].committed)) return TierSpan{i, *offset, size};
+  }
   for (std::uint32_t i = 0;; ++i) {
     if (i == arenas_.size()) PARAMWIRE_CHECK(add_arena(size));
     Arena& arena = arenas_[i];

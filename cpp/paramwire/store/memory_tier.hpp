@@ -42,6 +42,9 @@ class MemoryTier final : public Tier {
   Status add_arena(std::uint64_t at_least);
   Result<ArenaInfo> map_arena(std::uint64_t size, bool huge) const;
   Status commit(Arena& arena, std::uint64_t end);
+  bool within_limit(std::uint64_t more) const noexcept {
+    return options_.limit_bytes == 0 || (committed_ <= options_.limit_bytes && more <= options_.limit_bytes - committed_);
+  }
 
   Backing backing_;
   TierOptions options_;

@@ -39,17 +39,13 @@ constexpr std::size_t kWords = sizeof(SlotHeader) / 8;
 
 }  // namespace
 
-std::uint64_t pin_word(const Locator& locator) noexcept {
-  return (static_cast<std::uint64_t>(locator.header_arena) + 1) << 48 | locator.header_offset / sizeof(SlotHeader);
-}
-
 SlotHeader* SlotTable::line(SlotIndex slot) const noexcept {
-  const TierSpan& chunk = chunks_[slot / kHeadersPerChunk];
+  const TierSpan& chunk = chunks_[slot / kHeadersPerChunk].headers;
   return reinterpret_cast<SlotHeader*>(tier_.at(chunk.arena, chunk.offset)) + slot % kHeadersPerChunk;
 }
 
 TierSpan SlotTable::payload_span(SlotIndex slot) const noexcept {
-  const std::uint64_t packed = payloads_[slot];
+  const std::uint64_t packed = (*chunks_[slot / kHeadersPerChunk].payloads)[slot % kHeadersPerChunk];
   return {static_cast<std::uint32_t>(packed >> 48), (packed & ((std::uint64_t{1} << 48) - 1)) * 16, span_bytes(line(slot)->stored_size)};
 }
 
@@ -62,19 +58,17 @@ Result<SlotIndex> SlotTable::open(std::uint64_t stored_size) {
     if (next_ + kHeadersPerChunk > 0xffffffffU) return Error(Code::kBackpressure, "the store has 2^32 slots in use, its limit");
     PARAMWIRE_TRY(chunk, tier_.allocate(kHeadersPerChunk * sizeof(SlotHeader)));
     std::memset(tier_.at(chunk.arena, chunk.offset), 0, chunk.size);
-    chunks_.push_back(chunk);
-    payloads_.reserve(chunks_.size() * kHeadersPerChunk);
+    chunks_.push_back(Chunk{chunk, std::make_unique<std::array<std::uint64_t, kHeadersPerChunk>>()});
   }
   PARAMWIRE_TRY(span, tier_.allocate(span_bytes(stored_size)));
   SlotIndex slot = 0;
   if (free_.empty()) {
     slot = static_cast<SlotIndex>(next_++);
-    payloads_.push_back(0);
   } else {
     slot = free_.back();
     free_.pop_back();
   }
-  payloads_[slot] = static_cast<std::uint64_t>(span.arena) << 48 | span.offset / 16;
+  (*chunks_[slot / kHeadersPerChunk].payloads)[slot % kHeadersPerChunk] = static_cast<std::uint64_t>(span.arena) << 48 | span.offset / 16;
   SlotHeader* header = line(slot);
   store_seq(slot, header->seq | 1);
   store_fence();  // seq odd is seen before any byte of the payload changes
@@ -139,7 +133,7 @@ std::span<const std::byte> SlotTable::extent_table(SlotIndex slot) noexcept {
 }
 
 Locator SlotTable::locator(SlotIndex slot) const noexcept {
-  const TierSpan& chunk = chunks_[slot / kHeadersPerChunk];
+  const TierSpan& chunk = chunks_[slot / kHeadersPerChunk].headers;
   const TierSpan span = payload_span(slot);
   Locator out;
   out.arena = static_cast<std::uint16_t>(span.arena);

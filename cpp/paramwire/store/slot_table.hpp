@@ -9,7 +9,9 @@
 #include "paramwire/wire/block_header.hpp"
 #include "paramwire/wire/manifest.hpp"
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -47,13 +49,13 @@ class SlotTable {
   void store_seq(SlotIndex slot, std::uint64_t seq);
 
   Tier& tier_;
-  std::vector<TierSpan> chunks_;
-  std::vector<std::uint64_t> payloads_;  // arena << 48 | offset / 16
+  struct Chunk {
+    TierSpan headers;
+    std::unique_ptr<std::array<std::uint64_t, kHeadersPerChunk>> payloads;  // of each slot: arena << 48 | offset / 16
+  };
+  std::vector<Chunk> chunks_;
   std::vector<SlotIndex> free_;
   std::uint64_t next_ = 0;
 };
-
-// The pin word of a slot: what a reader writes into its pin table to keep a view (wire/FORMAT.md, "Pin table").
-std::uint64_t pin_word(const Locator& locator) noexcept;
 
 }  // namespace paramwire

@@ -70,11 +70,11 @@ struct Locator {
   bool operator==(const Locator&) const noexcept = default;
 };
 
-// Word of a pin table: which slot a reader of a view holds; 0 is a free word. 16 bits of arena + 1, then the header's offset
-// in 64-byte units (reach 2^54 bytes an arena), so that one 8-byte store sets a pin. `header_arena` <= kArenaMax.
+// Word of a pin table: which slot a reader of a view holds; never 0, which is a free word. 16 bits of arena + 1, then the
+// header's offset in 64-byte units (reach 2^54 bytes an arena), so that one 8-byte store sets a pin.
 inline constexpr std::uint32_t kArenaMax = 0xfffe;
-constexpr std::uint64_t pin_word(std::uint32_t header_arena, std::uint64_t header_offset) noexcept {
-  return (std::uint64_t{header_arena} + 1) << 48 | header_offset / sizeof(SlotHeader);
+constexpr std::uint64_t pin_word(const Locator& locator) noexcept {
+  return (std::uint64_t{locator.header_arena} + 1) << 48 | locator.header_offset / sizeof(SlotHeader);
 }
 
 }  // namespace paramwire

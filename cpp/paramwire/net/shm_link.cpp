@@ -1,0 +1,231 @@
+#include "paramwire/net/shm_link.hpp"
+
+#include "paramwire/base/crc.hpp"
+#include "paramwire/base/text.hpp"
+#include "paramwire/net/tcp_link.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstring>
+
+namespace paramwire {
+
+namespace {
+
+// Slots remembered as verified: 48 bytes each, so 6 MiB. When it is full all are forgotten, which costs each its CRC again.
+constexpr std::size_t kVerifiedMax = std::size_t{1} << 17;
+// How long a view, which has no deadline of its own, may wait for the server to hand out an arena or the pin table: once a link.
+constexpr Micros kMapDeadline = 10 * kMicrosPerSecond;
+// A first view under drop_pages checks the block in such steps, so that a small range of a large block does not bring all of
+// it into the resident set.
+constexpr std::size_t kVerifyStep = std::size_t{1} << 20;
+
+class ShmPin final : public BlockView::Pin {
+ public:
+  ShmPin(std::shared_ptr<const MappedArena> arena, std::shared_ptr<PinTable> table, std::uint32_t index, std::span<const std::byte> drop)
+      : arena_(std::move(arena)), table_(std::move(table)), index_(index), drop_(drop) {}
+  ~ShmPin() override {
+    if (!drop_.empty()) arena_->drop_pages(drop_.data(), drop_.size());
+    table_->release(index_);
+  }
+
+ private:
+  std::shared_ptr<const MappedArena> arena_;
+  std::shared_ptr<PinTable> table_;
+  std::uint32_t index_;
+  std::span<const std::byte> drop_;  // empty: pages stay
+};
+
+}  // namespace
+
+// ---------------------------------------------------------------- memory
+
+class ShmLink::Memory final : public RemoteMemory {
+ public:
+  explicit Memory(ControlLink& control) : control_(control) {}
+
+  Micros deadline = 0;      // for arenas that must be asked for
+  bool streaming = false;   // the read under way is long, although its extents are short
+
+  // errors: kStale when the server has no such arena; as ControlLink::call and MappedArena::map.
+  Result<std::shared_ptr<const MappedArena>> arena(std::uint16_t index) {
+    if (index < arenas_.size() && arenas_[index] != nullptr) return arenas_[index];
+    ArenaMessage ask;
+    ask.arena = index;
+    const std::uint64_t request = control_.next_request();
+    auto answer = control_.call(ask.encode(FrameType::kArena, request), request, FrameType::kArenaFd, deadline);
+    if (!answer.ok()) {
+      if (answer.error().code() != Code::kNotFound) return std::move(answer).error();
+      return Error(Code::kStale, cat("the locator names arena ", index, " that the server does not have: take a new snapshot"));
+    }
+    PARAMWIRE_TRY(message, ArenaMessage::decode(answer->meta));
+    PARAMWIRE_TRY(mapped, MappedArena::map(answer->descriptor, message.size));
+    if (arenas_.size() <= index) arenas_.resize(std::size_t{index} + 1);
+    arenas_[index] = mapped;
+    return mapped;
+  }
+
+  Result<const std::byte*> locate(std::uint16_t index, std::uint64_t offset, std::uint64_t size) {
+    const MappedArena* mapped = index < arenas_.size() ? arenas_[index].get() : nullptr;
+    if (mapped == nullptr) {
+      PARAMWIRE_TRY(fresh, arena(index));
+      mapped = fresh.get();  // kept by arenas_
+    }
+    const std::byte* at = mapped->at(offset, size);
+    if (at == nullptr) return Error(Code::kStale, cat("the locator names bytes ", offset, " to ", offset + size, " outside of arena ", index, ": take a new snapshot"));
+    return at;
+  }
+
+  Result<std::uint64_t> copy_crc64(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target, std::uint64_t before) override {
+    PARAMWIRE_TRY(source, locate(index, offset, target.size()));
+    return paramwire::copy_crc64(target.data(), source, target.size(), before);
+  }
+  Result<std::uint32_t> copy_crc32c(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target) override {
+    PARAMWIRE_TRY(source, locate(index, offset, target.size()));
+    return paramwire::copy_crc32c(target.data(), source, target.size(), 0, streaming ? Stores::kStreaming : Stores::kBySize);
+  }
+  Status copy(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target) override {
+    PARAMWIRE_TRY(source, locate(index, offset, target.size()));
+    if (!target.empty()) std::memcpy(target.data(), source, target.size());
+    return {};
+  }
+  // The payload was loaded before: the fence keeps the compiler from moving these loads up, and x86 completes loads from
+  // ordinary memory in program order (Intel SDM vol. 3, 9.2.2); elsewhere the acquire fence is the instruction that does it.
+  // Word by word and atomic, because the server may be writing: a header torn between words fails its CRC.
+  Result<SlotHeader> header(std::uint16_t index, std::uint64_t offset) override {
+    if (offset % sizeof(SlotHeader) != 0) return Error(Code::kStale, cat("the locator names a slot header at ", offset, ": take a new snapshot"));
+    PARAMWIRE_TRY(source, locate(index, offset, sizeof(SlotHeader)));
+    std::atomic_thread_fence(std::memory_order_acquire);
+    std::array<std::uint64_t, sizeof(SlotHeader) / 8> words;
+    // atomic_ref wants a mutable object until C++26; a load does not write.
+    auto* from = reinterpret_cast<std::uint64_t*>(const_cast<std::byte*>(source));
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] = std::atomic_ref(from[i]).load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return std::bit_cast<SlotHeader>(words);
+  }
+
+ private:
+  ControlLink& control_;
+  std::vector<std::shared_ptr<const MappedArena>> arenas_;  // nullptr: not asked for yet
+};
+
+// ---------------------------------------------------------------- link
+
+ShmLink::ShmLink(std::unique_ptr<ControlLink> control, const ShmOptions& options)
+    : control_(std::move(control)), options_(options), memory_(std::make_unique<Memory>(*control_)), reader_(*memory_, options.omitted) {}
+
+ShmLink::~ShmLink() = default;
+
+Result<std::unique_ptr<Link>> ShmLink::connect(const Endpoint& endpoint, const ClientId& client, const Incarnation& incarnation,
+                                               const ShmOptions& options, Micros deadline) {
+  if (endpoint.kind != Endpoint::Kind::kUnix) return Error(Code::kInvalid, cat("shm needs the server's unix socket, ", endpoint, " is none"));
+  PARAMWIRE_TRY(control, ControlLink::connect(endpoint, client, deadline));
+  if (control->facts().incarnation != incarnation && !options.omitted.epoch) {
+    return Error(Code::kStale, cat(endpoint, " is incarnation ", control->facts().incarnation, " now, ", incarnation, " was expected (the server restarted): take a new snapshot"));
+  }
+  return std::unique_ptr<Link>(new ShmLink(std::move(control), options));
+}
+
+void ShmLink::count_failure(const Error& error) {
+  if (error.code() == Code::kStale) ++stats_.changed;
+  if (error.code() == Code::kCorrupt) ++stats_.corrupt;
+}
+
+Status ShmLink::read_one(BlockRead& item, Micros deadline) {
+  PARAMWIRE_CHECK(check_range(item.entry, item.range, item.target.size()));
+  if (steady_clock().now() >= deadline) return Error(Code::kTimeout, cat("the deadline passed before block ", item.entry.to_string(), " was read"));
+  memory_->deadline = deadline;
+  memory_->streaming = item.range.size >= kStreamFromBytes;
+  reader_.read(item);
+  if (options_.drop_pages) {
+    if (const auto at = memory_->locate(item.locator.arena, item.locator.payload_offset + item.range.offset, item.range.size); at.ok()) {
+      PARAMWIRE_TRY(arena, memory_->arena(item.locator.arena));
+      arena->drop_pages(*at, item.range.size);
+    }
+  }
+  return item.result;
+}
+
+void ShmLink::read(std::span<BlockRead> batch, Micros deadline) {
+  const Status usable = guard_.check(cat("shm link to ", control_->peer()));
+  for (BlockRead& item : batch) {
+    ++stats_.reads;
+    item.result = usable.ok() ? read_one(item, deadline) : usable;
+    if (item.result.ok()) {
+      stats_.bytes += item.range.size;
+      if (!options_.omitted.crc) ++stats_.blocks_verified;
+    } else {
+      count_failure(item.result.error());
+    }
+  }
+}
+
+// ---------------------------------------------------------------- views
+
+Status ShmLink::need_pins(Micros deadline) {
+  if (pins_ != nullptr) return {};
+  const std::uint64_t request = control_->next_request();
+  PARAMWIRE_TRY(answer, control_->call(encode_empty(FrameType::kPins, request), request, FrameType::kPinsFd, deadline));
+  PARAMWIRE_TRY(message, PinsMessage::decode(answer.meta));
+  PARAMWIRE_TRY(table, PinTable::map(answer.descriptor, message.capacity));
+  pins_ = std::move(table);
+  return {};
+}
+
+// True: the CRC was run now. The slot is pinned and its header was found right: the bytes stay what they are.
+Result<bool> ShmLink::verify_view(const ManifestEntry& entry, const Locator& locator, std::span<const std::byte> payload, const MappedArena& arena) {
+  if (options_.omitted.crc) return false;
+  const std::uint64_t slot = pin_word(locator);
+  const auto known = verified_.find(slot);
+  if (known != verified_.end() && known->second.seq == locator.seq && known->second.version == entry.version && known->second.crc64 == entry.crc64) return false;
+  std::uint64_t crc = 0;
+  const std::size_t step = options_.drop_pages ? kVerifyStep : std::max<std::size_t>(payload.size(), 1);
+  for (std::size_t at = 0; at < payload.size(); at += step) {
+    const auto part = payload.subspan(at, std::min(step, payload.size() - at));
+    crc = crc64(part, crc);
+    if (options_.drop_pages) arena.drop_pages(part.data(), part.size());
+  }
+  if (crc != entry.crc64) {
+    return Error(Code::kCorrupt, cat("block ", entry.to_string(), " at version ", entry.version, ": CRC-64 of the bytes in the arena does not match the manifest"));
+  }
+  if (verified_.size() >= kVerifiedMax) verified_.clear();
+  verified_[slot] = {locator.seq, entry.version, entry.crc64};
+  return true;
+}
+
+Result<BlockView> ShmLink::view(const ManifestEntry& entry, const Locator& locator, ByteRange range) {
+  PARAMWIRE_CHECK(guard_.check("shm link"));
+  PARAMWIRE_CHECK(check_range(entry, range, range.size));
+  memory_->deadline = steady_clock().now() + kMapDeadline;
+  PARAMWIRE_CHECK(need_pins(memory_->deadline));
+  PARAMWIRE_TRY(arena, memory_->arena(locator.arena));
+  PARAMWIRE_TRY(base, memory_->locate(locator.arena, locator.payload_offset, entry.stored_size));
+  const std::span<const std::byte> payload(base, static_cast<std::size_t>(entry.stored_size));
+  const auto bytes = payload.subspan(static_cast<std::size_t>(range.offset), static_cast<std::size_t>(range.size));
+
+  // Pin, fence, and only then the header: if it is still whole, the server's scan finds the pin.
+  PARAMWIRE_TRY(index, pins_->claim(pin_word(locator)));
+  const std::span<const std::byte> drop = options_.drop_pages ? bytes : std::span<const std::byte>();
+  auto pin = std::make_unique<ShmPin>(arena, pins_, index, drop);  // from here on, every way out releases
+  PARAMWIRE_TRY(header, memory_->header(locator.header_arena, locator.header_offset));
+  Status current = reader_.check_header(header, entry, locator);
+  auto verified = current.ok() ? verify_view(entry, locator, payload, *arena) : Result<bool>(std::move(current).error());
+  if (!verified.ok()) {
+    count_failure(verified.error());
+    return std::move(verified).error();
+  }
+  if (options_.drop_pages) arena->populate(bytes.data(), bytes.size());
+  ++stats_.views;
+  if (*verified) ++stats_.views_verified;
+  return BlockView(bytes, std::move(pin), *verified);
+}
+
+LinkStats ShmLink::stats() const {
+  LinkStats out = stats_;
+  out.wire_bytes = reader_.wire_bytes();
+  return out;
+}
+
+}  // namespace paramwire
