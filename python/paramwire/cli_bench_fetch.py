@@ -16,7 +16,17 @@ from rich.progress import Progress, TaskID
 import paramwire
 from paramwire._core import _bench
 from paramwire.cli_bench_common import Call, Child, available_memory, is_pattern, machine, measure, pattern
-from paramwire.cli_common import CliError, console, counted, in_micros, json_line, notes, size_name, steps_progress, table
+from paramwire.cli_common import (
+    CliError,
+    console,
+    counted,
+    in_micros,
+    json_line,
+    notes,
+    size_name,
+    steps_progress,
+    table,
+)
 
 # Bytes that each side moves on through in cold figures: several times the largest last-level cache that guests report (300 MiB).
 ROTATE_BYTES = 1 << 30
@@ -49,7 +59,9 @@ class Setting:
 
     def address(self, transport: str) -> str:
         """shm needs the unix socket; tcp is given its own address, so that the control link is tcp too."""
-        found: list[str] = [endpoint for endpoint in self.ready["endpoints"] if endpoint.startswith("tcp:") == (transport == "tcp")]
+        found: list[str] = [
+            endpoint for endpoint in self.ready["endpoints"] if endpoint.startswith("tcp:") == (transport == "tcp")
+        ]
         return found[0] if found else self.ready["address"]
 
     def copy(self, index: int) -> None:
@@ -94,7 +106,9 @@ def rotation(options: argparse.Namespace) -> int:
                        "give smaller --sizes")  # fmt: skip
     wanted: int = min(ROTATE_BYTES, room) if options.rotate is None else options.rotate
     if options.rotate is not None and options.rotate > room:
-        raise CliError(f"--rotate {options.rotate} needs {2 * REGIONS * options.rotate} bytes of free memory: at most {room} fit")
+        raise CliError(
+            f"--rotate {options.rotate} needs {2 * REGIONS * options.rotate} bytes of free memory: at most {room} fit"
+        )
     return wanted
 
 
@@ -182,7 +196,9 @@ def fetches(setting: Setting, client: paramwire.Client, *, read: bool, cold: boo
 
 
 def run(setting: Setting, ours: Call, baseline: Call | None, count: int) -> dict[str, Any]:
-    return measure(ours, baseline, count=count, size=setting.size, seconds=setting.seconds, server_pid=setting.server.pid)
+    return measure(
+        ours, baseline, count=count, size=setting.size, seconds=setting.seconds, server_pid=setting.server.pid
+    )
 
 
 def later_views(setting: Setting, client: paramwire.Client) -> tuple[dict[str, Any], bool]:
@@ -232,7 +248,9 @@ def first_views(setting: Setting) -> tuple[dict[str, Any], bool]:
                 if clock() > end:
                     break
     size, calls = setting.size, len(views)
-    p50, p99, copy50, copy99 = (float(value) / 1000 for times in (views, copies) for value in np.percentile(times, (50, 99)))
+    p50, p99, copy50, copy99 = (
+        float(value) / 1000 for times in (views, copies) for value in np.percentile(times, (50, 99))
+    )
     return {
         "p50_us": p50,
         "p99_us": p99,
@@ -272,6 +290,19 @@ def show(records: list[dict[str, Any]]) -> None:
             for record in records
             if record["transport"] == transport
         ]
-        columns = ("what", "memory", "block", "p50", "p99", "GB/s", "baseline", "its p50", "its GB/s", "ratio", "CPU s/GB", "right")
+        columns = (
+            "what",
+            "memory",
+            "block",
+            "p50",
+            "p99",
+            "GB/s",
+            "baseline",
+            "its p50",
+            "its GB/s",
+            "ratio",
+            "CPU s/GB",
+            "right",
+        )
         out.print(table(f"{transport}, from Python", columns, rows, left=("what", "memory", "baseline")))
         out.print()

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+import time
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ import paramwire
 from paramwire._core import _bench
 from paramwire.cli_bench_common import pattern
 from paramwire.cli_common import json_line
+from paramwire.cli_memory import memory_now
 
 
 def answer(listener: socket.socket, region: npt.NDArray[np.uint8]) -> None:
@@ -44,13 +46,30 @@ def main() -> int:
     for at in range(0, region.size, step):
         region[at : at + step] = pattern(at, min(step, region.size - at))
     with paramwire.Server() as server, socket.create_server(("127.0.0.1", 0)) as listener:
+        before, begin = shared_and_anonymous(), time.perf_counter()
         with server.publish(base=None) as publish:
             for index in range(options.count):
                 publish.put(f"block.{index}", region[index * options.size : (index + 1) * options.size])
         threading.Thread(target=answer, args=(listener, region), name="baseline", daemon=True).start()
-        json_line({"endpoints": server.endpoints, "address": server.address, "baseline": listener.getsockname()[1], "pid": os.getpid()})
+        json_line(
+            {
+                "endpoints": list(server.endpoints),
+                "address": server.address,
+                "baseline": listener.getsockname()[1],
+                "pid": os.getpid(),
+                "publish_seconds": time.perf_counter() - begin,
+                "memory_bytes": shared_and_anonymous() - before,
+                "last": region[-options.size :].tobytes()[:64].hex(),
+            }
+        )
         sys.stdin.read()
     return 0
+
+
+def shared_and_anonymous() -> int:
+    """Bytes that this process has touched of memory that is no file."""
+    now = memory_now()
+    return now["RssAnon"] + now["RssShmem"]
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def put(options: argparse.Namespace) -> int:
             with open_model([path]) as model:
                 names = [tensor.name for tensor in model.tensors]
                 with bytes_progress() as progress:
-                    nbytes = publish_model(publish, model, options.dtype, options.block_bytes, progress, replace_reserved=True)
+                    nbytes = publish_model(publish, model, options.dtype, options.block_bytes, progress)
         version = publish.finish()
     if options.json:
         json_line({"version": str(version), "tensors": names, "bytes": nbytes, "address": options.address})

@@ -20,6 +20,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 # Columns of a table that goes into a file or a pipe: wide enough for tensor names, so that nothing is cut.
 PIPE_COLUMNS = 200
@@ -66,7 +67,9 @@ def row_range(text: str) -> tuple[int, int]:
     """Rows of "10:20". errors: argparse.ArgumentTypeError."""
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of rows: write FIRST:END, for example 0:128, END not included")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no range of rows: write FIRST:END, for example 0:128, END not included"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -127,21 +130,25 @@ def notes() -> Console:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()) -> Table:
     """A table of texts, numbers to the right; columns named in `left` to the left."""
-    made = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    made = Table(
+        title=title or None, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
     for name in columns:
         made.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(Text(cell) for cell in row))
     return made
 
 
-def facts(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
-    """Names and values, one a line."""
-    made = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+def facts(title: str, pairs: Iterable[tuple[str, str | Text]]) -> Table:
+    """Names and values, one a line. Plain texts are shown as they are: an address may hold brackets."""
+    made = Table(
+        title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False
+    )
     made.add_column(style="dim", no_wrap=True)
     made.add_column(overflow="fold")
     for name, value in pairs:
-        made.add_row(name, value)
+        made.add_row(name, Text(value) if isinstance(value, str) else value)
     return made
 
 

@@ -44,31 +44,6 @@ class Run:
     ids: list[int]
 
 
-class TextStream:
-    """Tokens in, text out as soon as it is whole: a character's bytes may be spread over several tokens."""
-
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
-        self.ids: list[int] = []
-        self.text = ""
-
-    def add(self, token: int) -> str:
-        """The text that `token` completes; may be empty."""
-        self.ids.append(token)
-        text = self._model.decode(self.ids)
-        whole = text.rstrip("\N{REPLACEMENT CHARACTER}")
-        new = whole[len(self.text) :] if whole.startswith(self.text) else ""
-        self.text += new
-        return new
-
-    def rest(self) -> str:
-        """What is left at the end, incomplete characters marked as such."""
-        text = self._model.decode(self.ids)
-        new = text[len(self.text) :]
-        self.text = text
-        return new
-
-
 def in_budget(wanted: int | float, model_bytes: int) -> int:
     """Bytes of a budget; a float is a part of the model."""
     return int(wanted * model_bytes) if isinstance(wanted, float) else wanted
@@ -109,7 +84,11 @@ def generate(options: argparse.Namespace) -> int:
 
 
 def one_run(
-    options: argparse.Namespace, client: paramwire.Client, snapshot: paramwire.Snapshot, model: ServedModel, ids: list[int]
+    options: argparse.Namespace,
+    client: paramwire.Client,
+    snapshot: paramwire.Snapshot,
+    model: ServedModel,
+    ids: list[int],
 ) -> Run:
     graph = model.graph(options.layers)
     model_bytes = model.bytes_of(graph)
@@ -127,7 +106,9 @@ def one_run(
         context=len(ids) + options.tokens,
         fetch_timeout=options.timeout,
     ) as engine:
-        stream = TextStream(model)
+        stream = model.tokenizer.stream()
+        made: list[int] = []
+        pieces: list[str] = []
         begin = time.perf_counter()
         first = 0.0
         fetched_first = 0
@@ -135,12 +116,15 @@ def one_run(
             if not first:
                 first = time.perf_counter() - begin
                 fetched_first = engine.stats()["bytes_fetched"]
-            show(options.json, stream.add(token))
+            made.append(token)
+            pieces.append(stream.push(token))
+            show(options.json, pieces[-1])
         spent = time.perf_counter() - begin
-        show(options.json, stream.rest())
+        pieces.append(stream.finish())
+        show(options.json, pieces[-1])
         stats = engine.stats()
         description = engine.description
-    later = len(stream.ids) - 1
+    later = len(made) - 1
     return Run(
         version=str(snapshot.version),
         newest=str(client.newest),
@@ -148,7 +132,7 @@ def one_run(
         source=stats["source"],
         backend=description,
         prompt_tokens=len(ids),
-        tokens=len(stream.ids),
+        tokens=len(made),
         first_token_seconds=first,
         seconds=spent,
         tokens_per_s=later / (spent - first) if later else 0.0,
@@ -161,8 +145,8 @@ def one_run(
         model_bytes=model_bytes,
         budget_bytes=limit,
         held_bytes_max=stats["held_bytes_max"],
-        text=stream.text,
-        ids=stream.ids,
+        text="".join(pieces),
+        ids=made,
     )
 
 

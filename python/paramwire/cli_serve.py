@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import paramwire
-from paramwire.cli_common import CliError, bytes_progress, console, facts, in_bytes
+from paramwire.cli_common import CliError, bytes_progress, console, facts, in_bytes, json_line
 from paramwire.cli_model import open_model, publish_model
 
 # How long readers get to take what is queued for them when the server stops, in seconds.
@@ -64,7 +64,10 @@ def serve(options: argparse.Namespace) -> int:
         try:
             with open_model([Path(name) for name in options.models]) as model:
                 server = paramwire.Server(
-                    options.listen, state=options.state, memory_limit=options.memory_limit, huge_pages=options.huge_pages
+                    options.listen,
+                    state=options.state,
+                    memory_limit=options.memory_limit,
+                    huge_pages=options.huge_pages,
                 )
                 begin = time.perf_counter()
                 with bytes_progress(not options.quiet) as progress, server.publish() as publish:
@@ -78,15 +81,10 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def say(options: argparse.Namespace, server: paramwire.Server, version: paramwire.Version, nbytes: int, spent: float) -> None:
+def say(
+    options: argparse.Namespace, server: paramwire.Server, version: paramwire.Version, nbytes: int, spent: float
+) -> None:
     """Tells people and parent processes where the model is."""
-    if not options.quiet:
-        pairs = [("version", str(version)), ("bytes", f"{in_bytes(nbytes)}, published in {spent:.1f} s")]
-        pairs += [("address", endpoint) for endpoint in server.endpoints]
-        names = ", ".join(Path(name).name for name in options.models)
-        console().print(facts(f"serving {names}", pairs))
-        console().print("Ctrl-C or SIGTERM stops it.")
-        sys.stdout.flush()
     ready: dict[str, Any] = {
         "address": server.address,
         "endpoints": list(server.endpoints),
@@ -94,6 +92,15 @@ def say(options: argparse.Namespace, server: paramwire.Server, version: paramwir
         "bytes": nbytes,
         "pid": os.getpid(),
     }
+    if options.json:
+        json_line(ready)
+    elif not options.quiet:
+        pairs = [("version", str(version)), ("bytes", f"{in_bytes(nbytes)}, published in {spent:.1f} s")]
+        pairs += [("address", endpoint) for endpoint in server.endpoints]
+        names = ", ".join(Path(name).name for name in options.models)
+        console().print(facts(f"serving {names}", pairs))
+        console().print("Ctrl-C or SIGTERM stops it.")
+        sys.stdout.flush()
     line = json.dumps(ready) + "\n"
     if options.ready_file is not None:
         target = Path(options.ready_file)
