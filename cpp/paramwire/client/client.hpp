@@ -92,6 +92,7 @@ class Ticket {
 
  private:
   friend class ClientImpl;
+  friend class Snapshot;
   struct State;
   explicit Ticket(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;
@@ -137,6 +138,8 @@ class Snapshot {
 
  private:
   friend class ClientImpl;
+  friend class Client;
+  friend class Ticket;
   struct State;
   explicit Snapshot(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;

@@ -83,7 +83,7 @@ Status ClientImpl::choose_transport(Micros until) {
     const std::string path = endpoint_.kind == Endpoint::Kind::kUnix ? endpoint_.path : facts.unix_path;
     if (path.empty()) {
       reason = "the server has no unix socket: start it with listen \"unix:PATH\"";
-    } else if (endpoint_.kind != Endpoint::Kind::kUnix && facts.host_id != host_identity()) {
+    } else if (endpoint_.kind != Endpoint::Kind::kUnix && (facts.host_id.empty() || facts.host_id != host_identity())) {
       reason = "the server runs on another host, or in another network namespace";
     } else {
       local_ = Endpoint::unix_socket(path);

@@ -1,6 +1,7 @@
 #include "paramwire/server/server.hpp"
 
 #include "paramwire/base/crc.hpp"
+#include "paramwire/base/host_identity.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/server/event_loop.hpp"
 #include "paramwire/server/server_core.hpp"
@@ -91,14 +92,6 @@ std::string absolute_path(const std::string& path) {
 }
 
 }  // namespace
-
-std::string host_identity() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  struct stat ns{};
-  const bool known = ::stat("/proc/self/ns/net", &ns) == 0;
-  return cat(boot.empty() ? std::string("?") : boot, '/', known ? std::to_string(ns.st_ino) : std::string("?"));
-}
 
 Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
   if (options.connections_max == 0) return Error(Code::kInvalid, "connections_max is 0: nobody could connect");

@@ -113,7 +113,4 @@ class Server {
   std::uint32_t epoch_ = 0;
 };
 
-// "boot id/network namespace inode": the same text on the same booted host. Parts that can't be read are "?" and never match.
-std::string host_identity();
-
 }  // namespace paramwire
