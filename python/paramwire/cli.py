@@ -14,7 +14,8 @@ from paramwire import Error, __version__
 from paramwire._core import crc_implementation
 from paramwire.cli_common import CliError, budget, byte_size, byte_sizes, positive, row_range, seconds
 
-# Exit statuses: 0 done, 1 failed with one line on stderr, 2 wrong usage (argparse's own), 128 + signal when interrupted.
+# Exit statuses: 0 done, 1 failed with one line on stderr, 2 wrong usage (argparse's own), 128 + signal when
+# interrupted.
 FAILED = 1
 INTERRUPTED = 130
 # As a shell reports a program that wrote into a pipe nobody reads.
@@ -43,7 +44,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--listen", action="append", metavar="ADDR", help="tcp://HOST:PORT or unix:PATH; may be repeated"
     )
     parser.add_argument("--dtype", choices=("bf16", "f32", "keep"), default="keep",
-                        help="dtype of the weights as served; keep (default): as in the file, but GGUF's f16 and quantised as f32")  # fmt: skip
+                        help="of the weights as served; keep (default): the file's, GGUF's f16 and quantised as f32")  # fmt: skip
     parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE",
                         help="cut larger tensors in row-range blocks of at most this (default 4MiB)")  # fmt: skip
     parser.add_argument("--memory-limit", type=byte_size, metavar="SIZE", help="most bytes that the server may hold")
@@ -93,7 +94,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokens", type=positive, default=48, metavar="N", help="most tokens to generate (default 48)")
     parser.add_argument("--budget", type=budget, default=0, metavar="SIZE|PART%",
-                        help="most bytes of parameters held: 64MiB, or 25%% of the model (default 0: no limit)")  # fmt: skip
+                        help="most bytes of parameters held: 64MiB, or 25%% of all (default 0: no limit)")  # fmt: skip
     add_transport(parser)
     parser.add_argument("--source", choices=("auto", "view", "copy"), default="auto",
                         help="compute on zero-copy views (shm only) or on copies (default auto)")  # fmt: skip
@@ -126,10 +127,11 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
     if name == "bench fetch":
         parser.add_argument("--transport", choices=("shm", "tcp", "all"), default="all")
-        parser.add_argument("--sizes", type=byte_sizes, default=byte_sizes("64,4KiB,64KiB,1MiB,16MiB,256MiB"), metavar="LIST",
-                            help="block sizes between commas (default 64,4KiB,64KiB,1MiB,16MiB,256MiB)")  # fmt: skip
+        sizes = "64,4KiB,64KiB,1MiB,16MiB,256MiB"
+        parser.add_argument("--sizes", type=byte_sizes, default=byte_sizes(sizes), metavar="LIST",
+                            help=f"block sizes between commas (default {sizes})")  # fmt: skip
         parser.add_argument("--rotate", type=byte_size, default=None, metavar="SIZE",
-                            help="bytes that each side moves on through (default 1GiB, less where memory is short)")  # fmt: skip
+                            help="bytes that each side moves on through (default 1GiB, less with little memory)")  # fmt: skip
         parser.add_argument(
             "--seconds", type=seconds, default=2.0, metavar="S", help="time for each figure (default 2)"
         )
@@ -205,7 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads stdout any more (`paramwire ls | head`): no error. The interpreter would complain when it flushes at exit.
+        # Nobody reads stdout any more (`paramwire ls | head`): no error. The interpreter would complain when it flushes
+        # at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except Exception as error:

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from paramwire.cli_common import CliError
 
-# Each figure's time is cut in this many rounds of both sides, so that a neighbour's load hits both, and the spread shows.
+# Each figure's time is cut in this many rounds of both sides, so that a neighbour's load hits both, and the spread
+# shows.
 ROUNDS = 8
 # Most calls whose times are kept, per side: beyond, the percentiles no longer move.
 SAMPLES_MAX = 400_000
@@ -68,10 +69,10 @@ class Side:
 def measure(
     ours: Call, baseline: Call | None, *, count: int, size: int, seconds: float, server_pid: int | None
 ) -> dict[str, Any]:
-    """Times `ours` and `baseline` in interleaved rounds; each is called with block indices 0 to count - 1, over and over.
+    """Times `ours` and `baseline` in interleaved rounds; each is called with the block indices below `count`, over and over.
 
-    returns: p50_us, p99_us, gb_per_s (1e9 bytes), the baseline's, ratio (median over rounds of ours over the baseline's speed
-             in the same round) with its least and greatest, cpu_s_per_gb (both processes, our calls only), calls
+    returns: p50_us, p99_us, gb_per_s (1e9 bytes), the baseline's, ratio (median over rounds of our speed over the
+             baseline's in the same round) with its least and greatest, cpu_s_per_gb (both processes, our calls only), calls
     """
     one, other = Side(ours), Side(baseline) if baseline else None
     cpu = 0.0
@@ -99,13 +100,13 @@ def measure(
 
 
 def cpu_seconds(other_pid: int | None) -> float:
-    """CPU time, user and system, of this process and of another. source: clock_getcpuclockid(3): a process's clock id."""
+    """CPU time, user and system, of this process and of another. source: clock_getcpuclockid(3), for the clock's id."""
     clocks = [time.CLOCK_PROCESS_CPUTIME_ID] + ([((~other_pid) << 3) | 2] if other_pid is not None else [])
     return sum(time.clock_gettime(clock) for clock in clocks)
 
 
 def pattern(offset: int, size: int) -> npt.NDArray[np.uint8]:
-    """Bytes [offset, offset + size) of the region that all blocks are cut from: the multiples of an odd 64-bit constant."""
+    """Bytes [offset, offset + size) of the region that all blocks are cut from: multiples of an odd 64-bit constant."""
     first, end = offset // 8, -(-(offset + size) // 8)
     with np.errstate(over="ignore"):
         words = np.arange(first + 1, end + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -129,7 +130,7 @@ def available_memory() -> int:
 
 
 class Child:
-    """A process of this package, `python -m MODULE ARGUMENTS...`, that ends when its stdin does: also if this one is killed.
+    """A process `python -m MODULE ARGUMENTS...` of this package that ends when its stdin does: also if this one is killed.
 
     Each line of its stdout is a JSON object; its stderr is ours, so that its errors are seen.
     """

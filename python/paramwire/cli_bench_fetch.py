@@ -1,4 +1,4 @@
-"""`paramwire bench fetch`: blocks fetched and viewed from another process, beside memcpy and plain TCP in the same rounds."""
+"""`paramwire bench fetch`: blocks of another process, fetched and viewed, beside memcpy and plain TCP in the same rounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from paramwire.cli_common import (
     table,
 )
 
-# Bytes that each side moves on through in cold figures: several times the largest last-level cache that guests report (300 MiB).
+# Bytes that each side moves on through in cold figures: several times the largest last-level cache that guests report
+# (300 MiB).
 ROTATE_BYTES = 1 << 30
 # Most blocks of a size: small ones are then cold in the inner caches only, which `rotate_bytes` of their records shows.
 COUNT_MAX = 16384
@@ -92,8 +93,8 @@ def bench_fetch(options: argparse.Namespace) -> int:
         show(records)
     wrong = [record for record in records if not record["correct"]]
     if wrong:
-        raise CliError(f"{counted(len(wrong), 'figure')} fetched wrong bytes: {wrong[0]['bench']} of {wrong[0]['bytes']} bytes "
-                       f"over {wrong[0]['transport']} first")  # fmt: skip
+        first = f"{wrong[0]['bench']} of {wrong[0]['bytes']} bytes over {wrong[0]['transport']}"
+        raise CliError(f"{counted(len(wrong), 'figure')} fetched wrong bytes: {first} first")
     return 0
 
 
@@ -219,7 +220,7 @@ def later_views(setting: Setting, client: paramwire.Client) -> tuple[dict[str, A
 
 
 def first_views(setting: Setting) -> tuple[dict[str, Any], bool]:
-    """First views, whose CRC runs in this process; beside memcpy of the same bytes, which reads them and writes them too.
+    """First views, whose CRC runs in this process; beside memcpy of the same bytes, which reads and writes them.
 
     What was verified is known to a client for good, so each pass over the blocks takes a fresh one.
     """

@@ -1,4 +1,4 @@
-"""`paramwire bench generate` and `paramwire bench memory`: a whole model, remote beside local, and what it costs in memory."""
+"""`paramwire bench generate` and `paramwire bench memory`: a whole model, remote beside local, and its memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PROMPT = "Explain in simple words how a parameter server works."
 # Tokens that one side makes before the other takes its turn: short enough that a neighbour's load hits both.
 TURN_TOKENS = 8
 TINY_BYTES = 64
-# Limits that the project holds itself to: a fetched model beside its buffers, and a served tiny tensor beside its bytes.
+# Limits that the project holds itself to: a fetched model beside its buffers, and a served tiny tensor beside its
+# bytes.
 BESIDE_BUFFERS_MAX = 64 << 20
 BESIDE_TINY_MAX = 128
 

