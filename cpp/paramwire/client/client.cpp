@@ -158,6 +158,7 @@ class RemotePublisher final : public Publisher {
  public:
   RemotePublisher(std::shared_ptr<ClientImpl> client, std::unique_ptr<PublishLink> link) : client_(std::move(client)), link_(std::move(link)) {}
   ~RemotePublisher() override { abort(); }
+  Version version() const noexcept override { return link_->version(); }
 
   Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, CallOptions options) override {
     return link_->put(tensor, dtype, shape, part, bytes, client_->deadline(options.timeout));

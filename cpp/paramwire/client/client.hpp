@@ -149,6 +149,7 @@ class Snapshot {
 class Publisher {
  public:
   virtual ~Publisher() = default;
+  virtual Version version() const noexcept = 0;  // that finish will commit, if nobody is faster
   // Stages one block: `bytes` of exactly the part's size, in row-major order, little-endian.
   virtual Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, CallOptions options = {}) = 0;
   virtual Status remove(std::string_view tensor, CallOptions options = {}) = 0;

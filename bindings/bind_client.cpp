@@ -1,0 +1,165 @@
+#include "calls.hpp"
+#include "client.hpp"
+#include "module.hpp"
+
+#include <utility>
+
+namespace paramwire::bindings {
+
+PyClient::PyClient(const std::string& address, const ClientOptions& options) : core_(std::make_shared<ClientCore>()) {
+  core_->client = take(interruptible([address, options] { return Client::connect(address, options); }));
+  core_->shm = core_->client->stats().transport == "shm";
+}
+
+PyClient::~PyClient() {
+  without_gil([this] { core_.reset(); });
+}
+
+std::string PyClient::transport() const { return core_->client->stats().transport; }
+
+py::list PyClient::rejected() const {
+  py::list out;
+  for (const auto& [name, reason] : core_->client->stats().rejected) out.append(py::make_tuple(name, reason));
+  return out;
+}
+
+std::unique_ptr<PySnapshot> PyClient::snapshot(py::handle version, bool lease, double wait, py::handle timeout, py::object self) {
+  SnapshotOptions options;
+  if (!version.is_none()) options.version = version_from(version);
+  options.lease = lease;
+  options.wait = micros_required(wait, "wait");
+  options.timeout = micros(timeout, "timeout");
+  auto snapshot = take(interruptible([core = core_, options] { return core->client->snapshot(options); }));
+  return std::make_unique<PySnapshot>(core_, std::move(snapshot), std::move(self));
+}
+
+namespace {
+
+// Runs `work` on an optimistic snapshot of the newest version; if that version goes away meanwhile, on a leased one.
+template <typename Work>
+py::object on_newest(PyClient& client, py::handle timeout, const py::object& self, Work work) {
+  const auto until = [&, begun = steady_clock().now()]() -> py::object {
+    if (timeout.is_none()) return py::none();
+    const auto span = *micros(timeout, "timeout");
+    return py::float_(static_cast<double>(span - (steady_clock().now() - begun)) / static_cast<double>(kMicrosPerSecond));
+  };
+  try {
+    const auto snapshot = client.snapshot(py::none(), false, 0, timeout, self);
+    return work(*snapshot, until());
+  } catch (py::error_already_set& error) {
+    if (!error.matches(py::module_::import("paramwire._core").attr("StaleError"))) throw;
+  }
+  const auto snapshot = client.snapshot(py::none(), true, 0, until(), self);
+  py::object out = work(*snapshot, until());
+  snapshot->close();
+  return out;
+}
+
+}  // namespace
+
+py::object PyClient::fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::object self) {
+  return on_newest(*this, timeout, self, [&](PySnapshot& snapshot, const py::object& left) { return snapshot.fetch(name, rows, heads, out, left); });
+}
+
+py::object PyClient::fetch_many(py::handle names, py::handle timeout, py::handle allow_missing, py::object self) {
+  return on_newest(*this, timeout, self, [&](PySnapshot& snapshot, const py::object& left) { return snapshot.fetch_many(names, left, allow_missing); });
+}
+
+std::unique_ptr<PyPublish> PyClient::publish(py::handle base, py::handle timeout, py::object self) {
+  const PublishOptions options = publish_options(base, timeout);
+  using Opened = Result<std::shared_ptr<std::unique_ptr<Publisher>>>;  // a job's value must be copyable
+  const auto opened = take(interruptible([core = core_, options]() -> Opened {
+    PARAMWIRE_TRY(publisher, core->client->publish(options));
+    return std::make_shared<std::unique_ptr<Publisher>>(std::move(publisher));
+  }));
+  const std::shared_ptr<Counters> counters(core_, &core_->counters);
+  return std::make_unique<PyPublish>(std::move(*opened), true, options.timeout, counters, std::move(self));
+}
+
+py::dict PyClient::stats() const {
+  const ClientStats stats = without_gil([this] { return core_->client->stats(); });
+  const std::pair<const char*, std::uint64_t> counts[] = {
+      {"reads", stats.link.reads},
+      {"bytes", stats.link.bytes},
+      {"wire_bytes", stats.link.wire_bytes},
+      {"blocks_verified", stats.link.blocks_verified},
+      {"changed", stats.link.changed},
+      {"corrupt", stats.link.corrupt},
+      {"views", stats.link.views},
+      {"views_verified", stats.link.views_verified},
+      {"snapshots", stats.snapshots},
+      {"manifest_bytes", stats.manifest_bytes},
+      {"retries", stats.retries},
+      {"reconnects", stats.reconnects},
+      {"restarts_seen", stats.restarts_seen},
+      {"leases_lost", stats.leases_lost},
+      {"copies", core_->counters.copies},
+  };
+  py::dict out;
+  out["transport"] = stats.transport;
+  out["rejected"] = rejected();
+  out["newest"] = version_object(stats.newest);
+  for (const auto& [name, count] : counts) out[name] = count;
+  return out;
+}
+
+py::dict PyClient::server_stats(py::handle timeout) {
+  const CallOptions options{micros(timeout, "timeout")};
+  py::dict out;
+  for (const auto& [name, count] : take(interruptible([core = core_, options] { return core->client->server_stats(options); }))) out[text(name)] = count;
+  return out;
+}
+
+void PyClient::close() {
+  interruptible([core = core_] {
+    const std::lock_guard lock(core->closing);
+    core->client->close();
+    return true;
+  });
+}
+
+void bind_client(py::module_& module) {
+  const auto none = py::none();
+  py::class_<PyClient>(module, "Client", py::is_final())
+      .def(py::init([](const std::string& address, const std::string& transport, double timeout, double lease_ttl, bool verify, bool drop_view_pages) {
+             ClientOptions options;
+             options.transport = transport;
+             options.timeout = micros_required(timeout, "timeout");
+             options.lease_ttl = micros_required(lease_ttl, "lease_ttl");
+             options.verify = verify;
+             options.drop_view_pages = drop_view_pages;
+             return std::make_unique<PyClient>(address, options);
+           }),
+           py::arg("address"), py::kw_only(), py::arg("transport") = "auto", py::arg("timeout") = 30.0, py::arg("lease_ttl") = 10.0, py::arg("verify") = true,
+           py::arg("drop_view_pages") = false)
+      .def_property_readonly("address", &PyClient::address)
+      .def_property_readonly("transport", &PyClient::transport)
+      .def_property_readonly("rejected", &PyClient::rejected)
+      .def_property_readonly("newest", &PyClient::newest)
+      .def_property_readonly("incarnation", &PyClient::incarnation)
+      .def("snapshot",
+           [](py::object self, py::handle version, bool lease, double wait, py::handle timeout) {
+             return self.cast<PyClient&>().snapshot(version, lease, wait, timeout, self);
+           },
+           py::arg("version") = none, py::kw_only(), py::arg("lease") = true, py::arg("wait") = 0.0, py::arg("timeout") = none)
+      .def("fetch",
+           [](py::object self, const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout) {
+             return self.cast<PyClient&>().fetch(name, rows, heads, out, timeout, self);
+           },
+           py::arg("name"), py::kw_only(), py::arg("rows") = none, py::arg("heads") = none, py::arg("out") = none, py::arg("timeout") = none)
+      .def("fetch_many",
+           [](py::object self, py::handle names, py::handle timeout, py::handle allow_missing) {
+             return self.cast<PyClient&>().fetch_many(names, timeout, allow_missing, self);
+           },
+           py::arg("names"), py::kw_only(), py::arg("timeout") = none, py::arg("allow_missing") = py::tuple())
+      .def("publish", [](py::object self, py::handle base, py::handle timeout) { return self.cast<PyClient&>().publish(base, timeout, self); },
+           py::arg("base") = py::ellipsis(), py::kw_only(), py::arg("timeout") = none)
+      .def("stats", &PyClient::stats)
+      .def("server_stats", &PyClient::server_stats, py::kw_only(), py::arg("timeout") = none)
+      .def("close", &PyClient::close)
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__", [](PyClient& self, const py::object&, const py::object&, const py::object&) { self.close(); }, py::arg("type"), py::arg("value"),
+           py::arg("traceback"));
+}
+
+}  // namespace paramwire::bindings

@@ -1,0 +1,197 @@
+#include "calls.hpp"
+#include "module.hpp"
+#include "publish.hpp"
+
+#include "paramwire/base/text.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace paramwire::bindings {
+
+namespace {
+
+// Small arrays of put_all go to the core together, so that a model of many tiny tensors does not pay for the hand-over of each.
+// Bounds the copies of arrays that were not C-contiguous, too.
+constexpr std::uint64_t kBatchBytes = std::uint64_t{4} << 20;
+constexpr std::size_t kBatchItems = 1024;
+
+}  // namespace
+
+PublishOptions publish_options(py::handle base, py::handle timeout) {
+  PublishOptions options;
+  options.timeout = micros(timeout, "timeout");
+  options.any_base = base.ptr() == Py_Ellipsis;
+  if (!options.any_base && !base.is_none()) options.base = version_from(base);
+  return options;
+}
+
+PyPublish::PyPublish(std::unique_ptr<Publisher> publisher, bool waits, std::optional<Micros> timeout, std::shared_ptr<Counters> counters, py::object owner)
+    : shared_(std::make_shared<Shared>()), waits_(waits), options_{timeout}, counters_(std::move(counters)), owner_(std::move(owner)),
+      version_(publisher->version()) {
+  shared_->publisher = std::move(publisher);
+}
+
+PyPublish::~PyPublish() {
+  without_gil([this] { shared_.reset(); });
+}
+
+template <typename Work>
+auto PyPublish::call(Work work, py::object keep) {
+  const auto locked = [shared = shared_, work = std::move(work)] {
+    const std::lock_guard lock(shared->mutex);
+    return work(*shared->publisher);
+  };
+  if (waits_) return interruptible(locked, std::move(keep));
+  return without_gil(locked);
+}
+
+Source PyPublish::source(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads) {
+  const std::uint64_t before = counters_->copies;
+  Source out = source_from(name, array, dtype, shape, rows, heads, counters_->copies);
+  copies_ += counters_->copies - before;
+  return out;
+}
+
+void PyPublish::send(std::vector<Item> items) {
+  py::list arrays;
+  struct Put {
+    std::string name;
+    DType dtype;
+    Shape shape;
+    Shard part;
+    std::span<const std::byte> bytes;
+  };
+  std::vector<Put> puts;
+  for (Item& item : items) {
+    arrays.append(item.source.array);
+    puts.push_back({std::move(item.name), item.source.dtype, item.source.shape, item.source.part, item.source.bytes});
+  }
+  check(call(
+      [puts = std::move(puts), options = options_](Publisher& publisher) -> Status {
+        for (const Put& put : puts) PARAMWIRE_CHECK(publisher.put(put.name, put.dtype, put.shape, put.part, put.bytes, options));
+        return {};
+      },
+      arrays));
+}
+
+void PyPublish::put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads) {
+  std::vector<Item> items;
+  items.push_back({name, source(name, array, dtype, shape, rows, heads)});
+  send(std::move(items));
+}
+
+void PyPublish::put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape) {
+  if (block_bytes == 0) raise_invalid("block_bytes is 0");
+  const Source whole = source(name, array, dtype, shape, py::none(), py::none());
+  const std::uint64_t rows = whole.shape.rank() == 0 ? 1 : whole.shape[0];
+  const std::uint64_t row_bits = rows == 0 ? 0 : whole.shape.elements() / rows * dtype_bits(whole.dtype);
+  std::vector<Item> items;
+  if (whole.bytes.size() <= block_bytes || rows < 2) {
+    items.push_back({name, whole});
+    return send(std::move(items));
+  }
+  std::uint64_t step = std::max<std::uint64_t>(1, block_bytes * 8 / row_bits);
+  if (row_bits % 8 != 0) step = std::max<std::uint64_t>(2, step / 2 * 2);  // 4-bit rows of odd length: two fill whole bytes
+  for (std::uint64_t begin = 0; begin < rows; begin += step) {
+    const std::uint64_t end = std::min(rows, begin + step);
+    Source part = whole;
+    part.part = Shard::rows(begin, end);
+    part.bytes = whole.bytes.subspan(static_cast<std::size_t>(begin * row_bits / 8), static_cast<std::size_t>(((end - begin) * row_bits + 7) / 8));
+    items.push_back({name, std::move(part)});
+  }
+  send(std::move(items));
+}
+
+void PyPublish::put_all(py::handle mapping) {
+  // Memory that two names share: same start, type, shape and strides. Empty arrays share nothing, whatever their pointer says.
+  using Key = std::tuple<const void*, std::string, std::vector<py::ssize_t>, std::vector<py::ssize_t>>;
+  std::map<Key, std::string> seen;
+  std::vector<std::pair<std::string, std::string>> ties;
+  std::vector<Item> batch;
+  std::uint64_t bytes = 0;
+  const auto flush = [&] {
+    if (!batch.empty()) send(std::exchange(batch, {}));
+    bytes = 0;
+  };
+  py::list kept;  // an array that was made on the way must not lend its address to the next one
+  for (const py::handle item : py::object(mapping.attr("items")())) {
+    const auto pair = py::reinterpret_borrow<py::tuple>(item);
+    const auto name = pair[0].cast<std::string>();
+    const py::array array = as_array(name, pair[1]);
+    if (array.nbytes() > 0) {
+      kept.append(array);
+      Key key{array.data(), py::str(py::object(array.dtype())), {array.shape(), array.shape() + array.ndim()}, {array.strides(), array.strides() + array.ndim()}};
+      const auto [at, fresh] = seen.emplace(std::move(key), name);
+      if (!fresh) {
+        ties.emplace_back(name, at->second);
+        continue;
+      }
+    }
+    batch.push_back({name, source(name, array, py::none(), py::none(), py::none(), py::none())});
+    bytes += batch.back().source.bytes.size();
+    if (bytes >= kBatchBytes || batch.size() >= kBatchItems) flush();
+  }
+  flush();
+  for (const auto& [name, target] : ties) alias(name, target);
+}
+
+void PyPublish::alias(const std::string& name, const std::string& target) {
+  check(call([name, target, options = options_](Publisher& publisher) { return publisher.alias(name, target, options); }));
+}
+
+void PyPublish::remove(const std::string& name) {
+  check(call([name, options = options_](Publisher& publisher) { return publisher.remove(name, options); }));
+}
+
+py::object PyPublish::finish(py::handle timeout) {
+  CallOptions options = options_;
+  if (!timeout.is_none()) options.timeout = micros(timeout, "timeout");
+  const auto version = take(call([options](Publisher& publisher) { return publisher.finish(options); }));
+  over_ = true;
+  return version_object(version);
+}
+
+void PyPublish::abort() {
+  over_ = true;
+  // Never waits behind a call that was interrupted: then the abort follows it.
+  const bool done = without_gil([this] {
+    const std::unique_lock lock(shared_->mutex, std::try_to_lock);
+    if (lock) shared_->publisher->abort();
+    return lock.owns_lock();
+  });
+  if (done) return;
+  start_job([shared = shared_] {
+    const std::lock_guard lock(shared->mutex);
+    shared->publisher->abort();
+  });
+}
+
+void PyPublish::leave(bool failed) {
+  if (over_) return;
+  if (failed) return abort();
+  finish(py::none());
+}
+
+void bind_publish(py::module_& module) {
+  py::class_<PyPublish>(module, "Publish", py::is_final())
+      .def("put", &PyPublish::put, py::arg("name"), py::arg("array"), py::kw_only(), py::arg("dtype") = py::none(), py::arg("shape") = py::none(),
+           py::arg("rows") = py::none(), py::arg("heads") = py::none())
+      .def("put_rows", &PyPublish::put_rows, py::arg("name"), py::arg("array"), py::arg("block_bytes") = std::uint64_t{4} << 20, py::kw_only(),
+           py::arg("dtype") = py::none(), py::arg("shape") = py::none())
+      .def("put_all", &PyPublish::put_all, py::arg("arrays"))
+      .def("alias", &PyPublish::alias, py::arg("name"), py::arg("target"))
+      .def("remove", &PyPublish::remove, py::arg("name"))
+      .def("finish", &PyPublish::finish, py::arg("timeout") = py::none())
+      .def("abort", &PyPublish::abort)
+      .def_property_readonly("version", &PyPublish::version)
+      .def_property_readonly("copies", &PyPublish::copies)
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__", [](PyPublish& self, const py::object& type, const py::object&, const py::object&) { self.leave(!type.is_none()); },
+           py::arg("type"), py::arg("value"), py::arg("traceback"));
+}
+
+}  // namespace paramwire::bindings

@@ -1,0 +1,190 @@
+#include "calls.hpp"
+#include "convert.hpp"
+#include "module.hpp"
+#include "publish.hpp"
+
+#include "paramwire/base/text.hpp"
+#include "paramwire/engine/engine.hpp"
+#include "paramwire/server/server.hpp"
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace paramwire::bindings {
+
+namespace {
+
+// A publish of the server's own process in the form that clients have. No call of it waits, so none looks at `options`.
+class LocalPublisher final : public Publisher {
+ public:
+  LocalPublisher(std::shared_ptr<Server> server, LocalPublish publish) : server_(std::move(server)), publish_(std::move(publish)), version_(publish_.version()) {}
+  Version version() const noexcept override { return version_; }
+  Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, CallOptions) override {
+    return publish_.put({tensor, dtype, shape, part}, bytes);
+  }
+  Status remove(std::string_view tensor, CallOptions) override { return publish_.remove(tensor); }
+  Status alias(std::string_view tensor, std::string_view target, CallOptions) override { return publish_.alias(tensor, target); }
+  Result<Version> finish(CallOptions) override { return publish_.finish(); }
+  void abort() override { publish_.abort(); }
+
+ private:
+  std::shared_ptr<Server> server_;  // shared with PyServer and with calls that were interrupted
+  LocalPublish publish_;
+  Version version_;
+};
+
+class PyServer {
+ public:
+  explicit PyServer(const ServerOptions& options)
+      : server_(take(interruptible([options]() -> Result<std::shared_ptr<Server>> {
+          PARAMWIRE_TRY(server, Server::open(options));
+          return std::shared_ptr<Server>(std::move(server));
+        }))) {}
+  ~PyServer() {
+    without_gil([this] { server_.reset(); });
+  }
+
+  std::vector<std::string> endpoints() const {
+    std::vector<std::string> out;
+    for (const Endpoint& endpoint : server_->endpoints()) out.push_back(endpoint.to_string());
+    return out;
+  }
+  std::string address() const {
+    for (const Endpoint& endpoint : server_->endpoints()) {
+      if (endpoint.kind == Endpoint::Kind::kUnix) return endpoint.to_string();
+    }
+    return server_->endpoints().front().to_string();
+  }
+  std::uint32_t epoch() const { return server_->epoch(); }
+  std::string incarnation() const { return server_->incarnation().to_string(); }
+  py::object newest() const {
+    return version_object(without_gil([this] { return server_->newest(); }));
+  }
+  std::unique_ptr<PyPublish> publish(py::handle base, py::object self) const {
+    const PublishOptions options = publish_options(base, py::none());
+    auto started = take(without_gil([&] { return server_->publish(options.any_base, options.base); }));
+    return std::make_unique<PyPublish>(std::make_unique<LocalPublisher>(server_, std::move(started)), false, std::nullopt, counters_, std::move(self));
+  }
+  py::dict stats() const {
+    const ServerStats stats = take(without_gil([this] { return server_->stats(); }));
+    const StoreStats& store = stats.store;
+    const std::pair<const char*, std::uint64_t> counts[] = {
+        {"blocks", store.blocks},
+        {"raw_bytes", store.raw_bytes},
+        {"versions_readable", store.versions_readable},
+        {"leases", store.leases},
+        {"publishes_open", store.publishes_open},
+        {"slots_in_use", store.slots_in_use},
+        {"used_bytes", store.used_bytes},
+        {"committed_bytes", store.committed_bytes},
+        {"limit_bytes", store.limit_bytes},
+        {"superseded_slots", store.superseded_slots},
+        {"quarantined_slots", store.quarantined_slots},
+        {"quarantined_bytes", store.quarantined_bytes},
+        {"publishes", store.publishes},
+        {"publishes_refused", store.publishes_refused},
+        {"leases_revoked", store.leases_revoked},
+        {"slots_reclaimed", store.slots_reclaimed},
+        {"connections", stats.connections},
+        {"accepted", stats.accepted},
+        {"refused", stats.refused},
+        {"closed_for_protocol", stats.closed_for_protocol},
+        {"closed_for_stall", stats.closed_for_stall},
+        {"loop_turns", stats.loop_turns},
+        {"pin_tables", stats.pin_tables},
+        {"copies", counters_->copies},
+    };
+    py::dict out;
+    for (const auto& [name, count] : counts) out[name] = count;
+    out["tier_note"] = stats.tier_note;
+    return out;
+  }
+  void close(double drain) {
+    const Micros span = micros_required(drain, "drain");
+    interruptible([server = server_, closing = closing_, span] {
+      const std::lock_guard lock(*closing);
+      server->close(span);
+      return true;
+    });
+  }
+
+ private:
+  std::shared_ptr<Server> server_;  // shared with its publishes, and with a close() that was interrupted
+  std::shared_ptr<std::mutex> closing_ = std::make_shared<std::mutex>();
+  std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
+};
+
+TierOptions::HugePages huge_pages_from(const std::string& word) {
+  if (word == "no") return TierOptions::HugePages::kNo;
+  if (word == "try") return TierOptions::HugePages::kTry;
+  if (word == "require") return TierOptions::HugePages::kRequire;
+  raise_invalid(cat("huge_pages is \"", word, "\": known are no, try, require"));
+}
+
+std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, const std::string& unix_directory, const std::optional<std::string>& state,
+                                      std::optional<std::uint64_t> memory_limit, std::optional<std::uint64_t> arena_bytes, const std::string& huge_pages,
+                                      const std::string& tier, double lease_ttl_max, double lease_age_max, std::uint32_t retained,
+                                      std::optional<std::uint64_t> quarantine_limit) {
+  ServerOptions options;
+  options.listen = listen;
+  options.unix_directory = unix_directory;
+  if (state) options.coordinator = cat("memory:", *state);
+  if (memory_limit) options.tier_options.limit_bytes = *memory_limit;
+  if (arena_bytes) options.tier_options.arena_bytes = *arena_bytes;
+  options.tier_options.huge_pages = huge_pages_from(huge_pages);
+  options.tier = tier;
+  options.store.lease_ttl_max = micros_required(lease_ttl_max, "lease_ttl_max");
+  options.store.lease_age_max = micros_required(lease_age_max, "lease_age_max");
+  if (retained == 0) raise_invalid("retained is 0: at least the newest version must stay readable");
+  options.store.retained_versions = retained;
+  if (quarantine_limit) options.store.quarantine_bytes_max = *quarantine_limit;
+  return std::make_unique<PyServer>(options);
+}
+
+template <typename Rows>
+py::list availability(const Rows& rows) {
+  py::list out;
+  for (const auto& row : rows) out.append(py::dict(py::arg("name") = row.name, py::arg("usable") = row.usable, py::arg("reason") = row.reason));
+  return out;
+}
+
+// What this build and this machine have, seam by seam, with the reason for each "no".
+py::dict available() {
+  const auto tiers = without_gil([] { return available_tiers(); });
+  const auto backends = without_gil([] { return available_backends(); });
+  std::vector<Availability> transports;
+  for (const Availability& tier : tiers) {
+    // Readers map the memory of the tier "memory": where that can't be had, neither can shm.
+    if (tier.name == "memory") transports.push_back({"shm", tier.usable, tier.usable ? "same host, over a unix socket of the server" : tier.reason});
+  }
+  transports.push_back({"tcp", true, "anywhere that the server listens"});
+  const std::vector<Availability> coordinators{{"memory", true, "in the server's process; state= keeps its epoch over restarts"}};
+  return py::dict(py::arg("transports") = availability(transports), py::arg("tiers") = availability(tiers), py::arg("backends") = availability(backends),
+                  py::arg("coordinators") = availability(coordinators));
+}
+
+}  // namespace
+
+void bind_server(py::module_& module) {
+  py::class_<PyServer>(module, "Server")
+      .def(py::init(&open_server), py::arg("listen"), py::kw_only(), py::arg("unix_directory"), py::arg("state") = py::none(),
+           py::arg("memory_limit") = py::none(), py::arg("arena_bytes") = py::none(), py::arg("huge_pages") = "no", py::arg("tier") = "memory",
+           py::arg("lease_ttl_max") = 60.0, py::arg("lease_age_max") = 600.0, py::arg("retained") = 3, py::arg("quarantine_limit") = py::none())
+      .def_property_readonly("address", &PyServer::address)
+      .def_property_readonly("endpoints", &PyServer::endpoints)
+      .def_property_readonly("epoch", &PyServer::epoch)
+      .def_property_readonly("incarnation", &PyServer::incarnation)
+      .def_property_readonly("newest", &PyServer::newest)
+      .def("publish", [](py::object self, py::handle base) { return self.cast<PyServer&>().publish(base, self); }, py::arg("base") = py::ellipsis())
+      .def("stats", &PyServer::stats)
+      .def("close", &PyServer::close, py::arg("drain") = 5.0)
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__", [](PyServer& self, const py::object& type, const py::object&, const py::object&) { self.close(type.is_none() ? 5.0 : 0.0); },
+           py::arg("type"), py::arg("value"), py::arg("traceback"));
+  module.def("available", &available);
+}
+
+}  // namespace paramwire::bindings

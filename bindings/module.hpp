@@ -1,0 +1,17 @@
+// What each bind_*.cpp registers, in the order in which module.cpp calls them: types before the signatures that name them.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace paramwire::bindings {
+
+void bind_checksums(pybind11::module_& module);
+void bind_publish(pybind11::module_& module);
+void bind_server(pybind11::module_& module);
+void bind_view(pybind11::module_& module);
+void bind_client(pybind11::module_& module);
+void bind_snapshot(pybind11::module_& module);
+void bind_graph(pybind11::module_& module);
+void bind_engine(pybind11::module_& module);
+
+}  // namespace paramwire::bindings

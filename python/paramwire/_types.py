@@ -1,0 +1,64 @@
+"""The plain values that calls give back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Version(NamedTuple):
+    """A version of the model: epochs fence restarts, counters count the publishes of one epoch from 1. Ordered.
+
+    Unknown or none is None, never Version(0, 0).
+    """
+
+    epoch: int
+    counter: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.counter}"
+
+
+class TensorInfo(NamedTuple):
+    """One tensor of a snapshot, under one of its names."""
+
+    name: str
+    dtype: str
+    """"f32", "bf16", "f8_e4m3", ...: paramwire's word, whatever numpy can say of it."""
+    shape: tuple[int, ...]
+    nbytes: int
+    blocks: int
+    """1 unless the tensor is cut in parts."""
+    version: Version
+    """That wrote its newest block."""
+    alias_of: str | None
+    """The tensor that this is another name of."""
+
+
+class BlockInfo(NamedTuple):
+    """One block of a tensor."""
+
+    id: int
+    """For Snapshot.fetch_block."""
+    shard: str
+    """"whole", "rows[0:2048]" or "heads[0:3]/9"."""
+    version: Version
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig:
+    """Sizes of a Llama-shaped decoder, in elements; the comment names the key of a Hugging Face config.json."""
+
+    layers: int  # num_hidden_layers
+    width: int  # hidden_size
+    ffn_width: int  # intermediate_size
+    vocabulary: int  # vocab_size
+    heads: int  # num_attention_heads
+    kv_heads: int  # num_key_value_heads
+    head_size: int = 0  # head_dim; 0 means width / heads
+    rotary_size: int = 0  # 0 means head_size
+    rotary_base: float = 10000.0  # rope_theta
+    norm_epsilon: float = 1e-5  # rms_norm_eps
+    tied_head: bool = False  # tie_word_embeddings
+    attention_bias: bool = False
