@@ -1,5 +1,5 @@
-// paramwire._core._bench: what `paramwire bench` measures paramwire against, in C, so that Python's loops cost neither side. Private.
-#include "bind_bench.hpp"
+// paramwire._core._bench, private: what `paramwire bench` measures paramwire against, and a reader of what was fetched.
+#include "module.hpp"
 
 #include "baseline_tcp.h"
 
@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+
+namespace paramwire::bindings {
 
 namespace py = pybind11;
 
@@ -98,3 +100,5 @@ void bind_bench(py::module_& module) {
   bench.def("tcp_serve", &tcp_serve, py::arg("fd"), py::arg("region"));
   bench.def("tcp_fetch", &tcp_fetch, py::arg("fd"), py::arg("offset"), py::arg("target"));
 }
+
+}  // namespace paramwire::bindings
