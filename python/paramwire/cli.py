@@ -44,7 +44,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--listen", action="append", metavar="ADDR", help="tcp://HOST:PORT or unix:PATH; may be repeated"
     )
     parser.add_argument("--dtype", choices=("bf16", "f32", "keep"), default="keep",
-                        help="of the weights as served; keep (default): the file's, GGUF's f16 and quantised as f32")  # fmt: skip
+                        help="of the weights served; keep (default): the file's, but quantised ones f32")  # fmt: skip
     parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE",
                         help="cut larger tensors in row-range blocks of at most this (default 4MiB)")  # fmt: skip
     parser.add_argument("--memory-limit", type=byte_size, metavar="SIZE", help="most bytes that the server may hold")
@@ -131,7 +131,7 @@ def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--sizes", type=byte_sizes, default=byte_sizes(sizes), metavar="LIST",
                             help=f"block sizes between commas (default {sizes})")  # fmt: skip
         parser.add_argument("--rotate", type=byte_size, default=None, metavar="SIZE",
-                            help="bytes that each side moves on through (default 1GiB, less with little memory)")  # fmt: skip
+                            help="bytes that each side rotates through (default 1GiB, less if short)")  # fmt: skip
         parser.add_argument(
             "--seconds", type=seconds, default=2.0, metavar="S", help="time for each figure (default 2)"
         )

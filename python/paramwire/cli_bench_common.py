@@ -69,10 +69,10 @@ class Side:
 def measure(
     ours: Call, baseline: Call | None, *, count: int, size: int, seconds: float, server_pid: int | None
 ) -> dict[str, Any]:
-    """Times `ours` and `baseline` in interleaved rounds; each is called with the block indices below `count`, over and over.
+    """Times `ours` and `baseline` in interleaved rounds, each called with the block indices below `count` in turn.
 
     returns: p50_us, p99_us, gb_per_s (1e9 bytes), the baseline's, ratio (median over rounds of our speed over the
-             baseline's in the same round) with its least and greatest, cpu_s_per_gb (both processes, our calls only), calls
+             baseline's in the same round), its least and greatest, cpu_s_per_gb (both processes, our calls only), calls
     """
     one, other = Side(ours), Side(baseline) if baseline else None
     cpu = 0.0
@@ -130,7 +130,7 @@ def available_memory() -> int:
 
 
 class Child:
-    """A process `python -m MODULE ARGUMENTS...` of this package that ends when its stdin does: also if this one is killed.
+    """A process `python -m MODULE ARGUMENTS...` of this package, which ends when its stdin does: when this one dies.
 
     Each line of its stdout is a JSON object; its stderr is ours, so that its errors are seen.
     """

@@ -1,4 +1,4 @@
-"""`paramwire bench fetch`: blocks of another process, fetched and viewed, beside memcpy and plain TCP in the same rounds."""
+"""`paramwire bench fetch`: blocks of another process, fetched and viewed, beside memcpy and plain TCP in one run."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def rotation(options: argparse.Namespace) -> int:
     room = available_memory() // (2 * REGIONS)
     largest = max(options.sizes)
     if largest > room:
-        raise CliError(f"blocks of {largest} bytes need {2 * REGIONS * largest} bytes of free memory, {room * 2 * REGIONS} are there: "
-                       "give smaller --sizes")  # fmt: skip
+        needed = f"blocks of {largest} bytes need {2 * REGIONS * largest} bytes of free memory"
+        raise CliError(f"{needed}, {room * 2 * REGIONS} are there: give smaller --sizes")
     wanted: int = min(ROTATE_BYTES, room) if options.rotate is None else options.rotate
     if options.rotate is not None and options.rotate > room:
         raise CliError(

@@ -128,15 +128,16 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
 
 
 def show_generation(record: dict[str, Any]) -> None:
+    limit = f"under a budget of {in_bytes(record['budget_bytes'])}"
+    spread = f"{record['ratio_min']:.2f} to {record['ratio_max']:.2f}"
     pairs = [
-        ("tokens/s", f"{record['tokens_per_s']:.1f} under a budget of {in_bytes(record['budget_bytes'])} ({record['source']})"),
-        ("  all local", f"{record['baseline_tokens_per_s']:.1f}: ratio {record['ratio']:.2f} "
-                        f"({record['ratio_min']:.2f} to {record['ratio_max']:.2f})"),
+        ("tokens/s", f"{record['tokens_per_s']:.1f} {limit} ({record['source']})"),
+        ("  all local", f"{record['baseline_tokens_per_s']:.1f}: ratio {record['ratio']:.2f} ({spread})"),
         ("fetched", f"{in_bytes(record['bytes_per_token'])} a token"),
-    ]  # fmt: skip
+    ]
     if record["bound_tokens_per_s"]:
-        pairs.append(("  bound by the link", f"{record['bound_tokens_per_s']:.1f} at {record['link_gb_per_s']:.2f} GB/s of plain TCP: "
-                                             f"ratio {record['bound_ratio']:.2f}"))  # fmt: skip
+        bound = f"{record['bound_tokens_per_s']:.1f} at {record['link_gb_per_s']:.2f} GB/s of plain TCP"
+        pairs.append(("  bound by the link", f"{bound}: ratio {record['bound_ratio']:.2f}"))
     pairs.append(("same tokens", "yes" if record["correct"] else "NO"))
     console().print(facts(f"generate over {record['transport']}", pairs))
     console().print()
@@ -226,19 +227,14 @@ def show_memory(records: list[dict[str, Any]]) -> None:
     for record in records:
         fits = "fits" if record["fits"] else "TOO MUCH"
         if record["bench"] == "fetch_model_memory":
+            speed = f"{record['seconds']:.2f} s, {record['gb_per_s']:.2f} GB/s, verified"
+            beside = f"{in_bytes(record['beside_buffers_bytes'])} of {in_bytes(record['allowed_bytes'])}"
+            title = f"{record['tensors']:,} tensors into the caller's buffers over {record['transport']}"
             pairs = [
-                (
-                    "fetched",
-                    f"{in_bytes(record['bytes'])} in {record['seconds']:.2f} s, {record['gb_per_s']:.2f} GB/s, verified",
-                ),
-                (
-                    "beside the buffers",
-                    f"{in_bytes(record['beside_buffers_bytes'])} of {in_bytes(record['allowed_bytes'])}: {fits}",
-                ),
+                ("fetched", f"{in_bytes(record['bytes'])} in {speed}"),
+                ("beside the buffers", f"{beside}: {fits}"),
             ]
-            out.print(
-                facts(f"{record['tensors']:,} tensors into the caller's buffers over {record['transport']}", pairs)
-            )
+            out.print(facts(title, pairs))
         else:
             pairs = [
                 ("published in", f"{record['seconds']:.1f} s"),

@@ -157,8 +157,8 @@ def list_tensors(options: argparse.Namespace) -> int:
     out = console()
     out.print(table("", ("name", "dtype", "shape", "bytes", "blocks", "version"), rows, left=("name", "dtype")))
     stored = [tensor for tensor in tensors if not tensor.alias_of]
-    out.print(f"version {version}: {counted(len(tensors), 'tensor')}, {counted(sum(t.blocks for t in stored), 'block')}, "
-              f"{in_bytes(sum(t.nbytes for t in stored))}")  # fmt: skip
+    blocks, nbytes = sum(tensor.blocks for tensor in stored), sum(tensor.nbytes for tensor in stored)
+    out.print(f"version {version}: {counted(len(tensors), 'tensor')}, {counted(blocks, 'block')}, {in_bytes(nbytes)}")
     return 0
 
 

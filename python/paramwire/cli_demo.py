@@ -104,7 +104,7 @@ class Demo:
         seen = 0
         with Child("paramwire", arguments) as process:
             while (record := process.record())["event"] != "result":
-                if record["event"] == "text":
+                if record["event"] == "token":
                     seen += 1
                     if shown and not options.json:
                         sys.stdout.write(record["text"])
@@ -161,7 +161,7 @@ class Demo:
                         f"{in_bytes(result['bytes_per_token'])} a token ({result['source']})"),
             ("blocks verified", f"{result['blocks_verified']:,}"),
             ("stalled on fetches", f"{result['stall_seconds']:.2f} s of {result['seconds']:.2f} s"),
-            ("memory, peak", f"{in_bytes(memory['anonymous'])} anonymous, {in_bytes(memory['shared'])} shared pages touched"),
+            ("memory, peak", f"{in_bytes(memory['anonymous'])} anonymous, {in_bytes(memory['shared'])} shared pages"),
             ("  beside parameters", f"{in_bytes(done.overhead)}, of the same process with a model of no layers"),
             ("  for parameters", verdict),
             ("version", f"{result['version']} read, {result['newest']} newest on the server at the end"),
@@ -204,8 +204,8 @@ def steps(run: Demo, client: paramwire.Client) -> None:
     run.title(f"compute process, everything remote over shm, {run.budget()} of the parameters in memory")
     shm = run.compute("shm", shown=True)
     ratio = shm["tokens_per_s"] / local["tokens_per_s"] if local["tokens_per_s"] else 0.0
-    run.report("shm", shm, [("  all local", f"{local['tokens_per_s']:.1f}: remote over local is {ratio:.2f}")],
-               {"local_tokens_per_s": local["tokens_per_s"], "local_ratio": ratio})  # fmt: skip
+    rows = [("  all local", f"{local['tokens_per_s']:.1f}: remote over local is {ratio:.2f}")]
+    run.report("shm", shm, rows, {"local_tokens_per_s": local["tokens_per_s"], "local_ratio": ratio})
 
     run.title("the same over tcp, while a new version is published")
     published: list[paramwire.Version] = []
@@ -221,9 +221,9 @@ def steps(run: Demo, client: paramwire.Client) -> None:
     link = link_gb_per_s()
     bound = link * 1e9 / tcp["bytes_per_token"] if tcp["bytes_per_token"] else 0.0
     reached = tcp["tokens_per_s"] / bound if bound else 0.0
-    run.report("tcp", tcp, [("  bound by the link", f"{bound:.1f}: {link:.2f} GB/s of plain TCP over "
-                                                    f"{in_bytes(tcp['bytes_per_token'])} a token; reached {reached:.2f} of it")],
-               {"link_gb_per_s": link, "bound_tokens_per_s": bound, "bound_ratio": reached})  # fmt: skip
+    why = f"{link:.2f} GB/s of plain TCP over {in_bytes(tcp['bytes_per_token'])} a token"
+    rows = [("  bound by the link", f"{bound:.1f}: {why}; reached {reached:.2f} of it")]
+    run.report("tcp", tcp, rows, {"link_gb_per_s": link, "bound_tokens_per_s": bound, "bound_ratio": reached})
 
     run.title(f"the next process reads the new version, {published[0]}")
     later = run.compute("shm", shown=True, tokens=min(LATER_TOKENS, tokens))

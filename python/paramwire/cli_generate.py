@@ -93,8 +93,8 @@ def one_run(
     model_bytes = model.bytes_of(graph)
     limit = in_budget(options.budget, model_bytes)
     if options.json:
-        json_line({"event": "start", "version": str(snapshot.version), "transport": client.transport, "prompt_tokens": len(ids),
-                   "model_bytes": model_bytes, "budget_bytes": limit})  # fmt: skip
+        start = {"event": "start", "version": str(snapshot.version), "transport": client.transport}
+        json_line(start | {"prompt_tokens": len(ids), "model_bytes": model_bytes, "budget_bytes": limit})
     verified_before = client.stats()["blocks_verified"]
     with paramwire.Engine(
         snapshot,
@@ -117,16 +117,18 @@ def one_run(
                 fetched_first = engine.stats()["bytes_fetched"]
             made.append(token)
             pieces.append(stream.push(token))
-            show(options.json, pieces[-1])
+            show(options.json, pieces[-1], token)
         spent = time.perf_counter() - begin
         pieces.append(stream.finish())
         show(options.json, pieces[-1])
         stats = engine.stats()
         description = engine.description
+    with client.snapshot(lease=False) as now:
+        newest = now.version
     later = len(made) - 1
     return Run(
         version=str(snapshot.version),
-        newest=str(client.newest),
+        newest=str(newest),
         transport=client.transport,
         source=stats["source"],
         backend=description,
@@ -149,12 +151,11 @@ def one_run(
     )
 
 
-def show(as_json: bool, text: str) -> None:
-    if not text:
-        return
-    if as_json:
-        json_line({"event": "text", "text": text})
-    else:
+def show(as_json: bool, text: str, token: int | None = None) -> None:
+    """What a token completed; without one, what is left at the end."""
+    if as_json and (text or token is not None):
+        json_line({"event": "token", "id": token, "text": text})
+    elif text:
         sys.stdout.write(text)
         sys.stdout.flush()
 

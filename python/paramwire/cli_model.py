@@ -1,6 +1,6 @@
 """Model files on their way to a server, and the description of a model that `serve` publishes beside its weights.
 
-Two uint8 tensors under reserved names make a server enough for `generate`: what the model is and its tokenizer, as JSON.
+Two uint8 tensors under reserved names make a server enough for `generate`: the model's shape and its tokenizer, JSON.
 """
 
 from __future__ import annotations
@@ -265,8 +265,8 @@ def read_served_model(snapshot: paramwire.Snapshot) -> ServedModel:
     for name in (MODEL_NAME, TOKENIZER_NAME):
         if name not in snapshot:
             raise CliError(
-                f"the server has no tensor {name!r}, so what its weights mean is not known here: publish the model with "
-                "`paramwire serve`, from a GGUF file or from safetensors with config.json and tokenizer.json beside them"
+                f"the server has no tensor {name!r}, so what its weights mean is not known here: publish the model "
+                "with `paramwire serve`, from a GGUF file or from safetensors beside config.json and tokenizer.json"
             )
         size = snapshot.info(name).nbytes
         if size > DESCRIPTION_BYTES_MAX:
