@@ -1,7 +1,178 @@
-"""Model parameters away from compute: versioned, verified blocks, served to stateless nodes."""
+"""Model parameters away from compute: versioned, verified blocks, served to stateless nodes.
+
+    import numpy as np
+    import paramwire as pw
+
+    with pw.Server() as server:
+        with server.publish() as p:
+            p.put("w", np.ones((2, 3), np.float32))
+        with pw.connect(server.address) as client, client.snapshot() as snapshot:
+            w = snapshot.fetch("w")
+
+Every call has a deadline; errors are subclasses of paramwire.Error, one for each thing that a caller can do next. Sizes are
+bytes, times are seconds. Objects may be used from any thread and end with `close()` or `with`; in the child of a fork they
+raise InvalidError.
+"""
 
 from __future__ import annotations
 
-from paramwire._core import __version__, crc32c, crc64
+import os
+import stat
+from collections.abc import Sequence
 
-__all__ = ["__version__", "crc32c", "crc64"]
+from paramwire._core import (
+    BackpressureError,
+    Client,
+    CorruptError,
+    DeadlineError,
+    Engine,
+    Error,
+    Graph,
+    InternalError,
+    InvalidError,
+    NotFoundError,
+    Publish,
+    Snapshot,
+    StaleError,
+    Ticket,
+    UnavailableError,
+    UnreachableError,
+    View,
+    __version__,
+    available,
+    crc32c,
+    crc64,
+)
+from paramwire._core import Server as _Server
+from paramwire._types import BlockInfo, LlamaConfig, TensorInfo, Version
+
+__all__ = [
+    "BackpressureError",
+    "BlockInfo",
+    "Client",
+    "CorruptError",
+    "DeadlineError",
+    "Engine",
+    "Error",
+    "Graph",
+    "InternalError",
+    "InvalidError",
+    "LlamaConfig",
+    "NotFoundError",
+    "Publish",
+    "Server",
+    "Snapshot",
+    "StaleError",
+    "TensorInfo",
+    "Ticket",
+    "UnavailableError",
+    "UnreachableError",
+    "Version",
+    "View",
+    "__version__",
+    "available",
+    "connect",
+    "crc32c",
+    "crc64",
+]
+
+
+def _private_directory() -> str:
+    """Where sockets of servers go: the user's run directory if there is one, else a directory of the user's among the temporary ones.
+
+    The path only; the server makes it with mode 0700, and refuses one that others can enter.
+    """
+    run = f"/run/user/{os.getuid()}"
+    try:
+        found = os.stat(run)
+    except OSError:
+        found = None
+    if found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and os.access(run, os.W_OK):
+        return f"{run}/paramwire"
+    import tempfile
+
+    return f"{tempfile.gettempdir()}/paramwire-{os.getuid()}"
+
+
+class Server(_Server):
+    """A parameter server in this process."""
+
+    def __init__(
+        self,
+        listen: str | Sequence[str] | None = None,
+        *,
+        unix_directory: str | None = None,
+        state: str | None = None,
+        memory_limit: int | None = None,
+        arena_bytes: int | None = None,
+        huge_pages: str = "no",
+        tier: str = "memory",
+        lease_ttl_max: float = 60.0,
+        lease_age_max: float = 600.0,
+        retained: int = 3,
+        quarantine_limit: int | None = None,
+    ) -> None:
+        """Listen and serve, in a thread of its own, until `close()`.
+
+        listen:            addresses "tcp://HOST:PORT" (port 0: any free one) and "unix:PATH"; by default tcp://127.0.0.1:0 and a
+                           unix socket in `unix_directory`. Only loopback and unix sockets are served
+        unix_directory:    of the default unix socket; by default one that only this user can enter, made with mode 0700
+        state:             file that keeps the epoch over restarts; by default the epoch grows with the clock
+        memory_limit:      bytes that the store may take; by default what the machine or cgroup has
+        arena_bytes:       address space of one arena, default 1 GiB
+        huge_pages:        "no", "try" or "require" 2 MiB pages
+        tier:              "memory", which readers on this host can map, or "heap", private
+        lease_ttl_max:     longest single grant of a lease, seconds
+        lease_age_max:     age from which a publish that needs room may revoke a lease, seconds
+        retained:          versions that can be read without a lease
+        quarantine_limit:  bytes of superseded blocks that views may hold before publishes are refused, default 1 GiB
+        errors:            InvalidError for options that can't be meant; UnavailableError with the system's reason
+        """
+        if listen is None:
+            addresses: list[str] = []
+        else:
+            addresses = [listen] if isinstance(listen, str) else list(listen)
+        directory = unix_directory if unix_directory is not None else ("" if addresses else _private_directory())
+        super().__init__(
+            addresses,
+            unix_directory=directory,
+            state=state,
+            memory_limit=memory_limit,
+            arena_bytes=arena_bytes,
+            huge_pages=huge_pages,
+            tier=tier,
+            lease_ttl_max=lease_ttl_max,
+            lease_age_max=lease_age_max,
+            retained=retained,
+            quarantine_limit=quarantine_limit,
+        )
+
+
+def connect(
+    address: str,
+    *,
+    transport: str = "auto",
+    timeout: float = 30.0,
+    lease_ttl: float = 10.0,
+    verify: bool = True,
+    drop_view_pages: bool = False,
+) -> Client:
+    """Connect to the server at `address`.
+
+    address:          "tcp://HOST:PORT", "HOST:PORT" or "unix:PATH", as Server.address gives it
+    transport:        "auto" takes the best that works (Client.rejected says why not the others); "shm" or "tcp" pins one
+    timeout:          of every call that brings none, this one included, seconds
+    lease_ttl:        of leased snapshots, renewed by a thread at a third of it, seconds
+    verify:           False only to measure a transport bare: then no bytes are checked
+    drop_view_pages:  pages of a released view leave this process's memory at once, for readers under a memory budget
+    errors:           InvalidError for a bad address or option; UnreachableError, DeadlineError; UnavailableError when the
+                      pinned transport can't be had, with every candidate's reason
+    """
+    return Client(
+        address,
+        transport=transport,
+        timeout=timeout,
+        lease_ttl=lease_ttl,
+        verify=verify,
+        drop_view_pages=drop_view_pages,
+    )

@@ -1,6 +1,51 @@
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import EllipsisType, TracebackType
+from typing import Any, Literal, Self, TypedDict, final, overload
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Buffer
 
+from paramwire._types import BlockInfo, LlamaConfig, TensorInfo, Version
+
 __version__: str
+
+# ---------------------------------------------------------------- errors
+
+class Error(Exception):
+    """Base of what paramwire raises."""
+
+    code: str
+    """The word for what to do next, the same as in the command and in C++: "invalid", "stale", ..."""
+
+class InvalidError(Error, ValueError):
+    """The call can't be meant: fix it. Also every use of a handle in the child of a fork, and of a closed one."""
+
+class NotFoundError(Error, LookupError):
+    """No such name: ask for another, or elsewhere."""
+
+class StaleError(Error):
+    """The version asked for is gone, or not there yet: take a newer snapshot, or wait."""
+
+class CorruptError(Error):
+    """Bytes failed their check: read another replica."""
+
+class BackpressureError(Error):
+    """A named limit is reached: slow down, or raise it."""
+
+class DeadlineError(Error, TimeoutError):
+    """The deadline passed: the peer may be frozen."""
+
+class UnreachableError(Error, ConnectionError):
+    """The peer is gone: reconnect, or go elsewhere."""
+
+class UnavailableError(Error):
+    """This implementation can't work here: choose another."""
+
+class InternalError(Error):
+    """A broken invariant: report a bug."""
+
+# ---------------------------------------------------------------- checksums
 
 def crc64(data: Buffer, /, *, before: int = 0) -> int:
     """CRC-64/XZ of the bytes of `data`; the GIL is released while they are read.
@@ -14,3 +59,526 @@ def crc32c(data: Buffer, /, *, before: int = 0) -> int:
 
 def crc_implementation() -> str:
     """Which CRC bodies run on this machine, for example "isa-l"."""
+
+# ---------------------------------------------------------------- what is there
+
+class Availability(TypedDict):
+    name: str
+    usable: bool
+    reason: str
+
+def available() -> dict[str, list[Availability]]:
+    """What this build and this machine have: "transports", "tiers", "backends", "coordinators", with a reason for each "no"."""
+
+# ---------------------------------------------------------------- server
+
+class Server:
+    """A parameter server in this process. paramwire.Server gives its arguments their defaults."""
+
+    def __init__(
+        self,
+        listen: Sequence[str],
+        *,
+        unix_directory: str,
+        state: str | None = None,
+        memory_limit: int | None = None,
+        arena_bytes: int | None = None,
+        huge_pages: str = "no",
+        tier: str = "memory",
+        lease_ttl_max: float = 60.0,
+        lease_age_max: float = 600.0,
+        retained: int = 3,
+        quarantine_limit: int | None = None,
+    ) -> None: ...
+    @property
+    def address(self) -> str:
+        """The best address to give to connect(): unix if there is one, else TCP."""
+
+    @property
+    def endpoints(self) -> list[str]:
+        """All addresses, as they were bound."""
+
+    @property
+    def epoch(self) -> int:
+        """Of all versions that this server publishes."""
+
+    @property
+    def incarnation(self) -> str:
+        """128 random bits of this start, as 32 hex digits."""
+
+    @property
+    def newest(self) -> Version | None:
+        """The newest version, None before the first publish."""
+
+    def publish(self, base: Version | tuple[int, int] | EllipsisType | None = ...) -> Publish:
+        """Start a publish from this process; the bytes are copied once, into the store.
+
+        base:    omitted: on top of whatever is newest; None: only if nothing is published yet; a version: only on top of
+                 exactly that, so that no update is lost
+        errors:  StaleError when `base` is not the newest version; BackpressureError when too many publishes are open, or
+                 views hold too much; UnreachableError after close()
+        """
+
+    def stats(self) -> dict[str, int | str]:
+        """Counters since the start, and sizes now. "copies" counts arrays that were copied because of their layout."""
+
+    def close(self, drain: float = 5.0) -> None:
+        """Take no new work, send what is queued for up to `drain` seconds, then end. Again is fine."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+# ---------------------------------------------------------------- publish
+
+@final
+class Publish:
+    """A new version in the making: nobody sees it before finish(), then everybody sees all of it.
+
+    As a context manager it finishes when the block ends well, and aborts when it raises. What is not put keeps its value.
+    Calls from several threads take turns.
+    """
+
+    def put(
+        self,
+        name: str,
+        array: Any,
+        *,
+        dtype: str | DTypeLike | None = None,
+        shape: int | Iterable[int] | None = None,
+        rows: tuple[int, int] | None = None,
+        heads: tuple[int, int, int] | None = None,
+    ) -> None:
+        """Store a tensor, or one part of it.
+
+        array:   numpy array, buffer or array-like of any layout and byte order. C-contiguous little-endian arrays are read
+                 where they are; others are copied first (see `copies`)
+        dtype:   the label, where numpy lacks the type: "bf16" over uint16, "f8_e4m3" over uint8, "i4" over packed uint8.
+                 Nothing is ever cast
+        shape:   of the whole tensor, in elements; needed with `rows`, `heads`, and byte views. By default the array's
+        rows:    (begin, end): the array is these rows of the tensor
+        heads:   (total, begin, end): the array is these of `total` heads, groups of rows of equal size
+        errors:  TypeError for what is no array; InvalidError naming tensor, expected and given; BackpressureError when the
+                 store is full; CorruptError when the server stored something else; DeadlineError, UnreachableError.
+                 An error of an earlier put to another process may come with a later call
+        blocks:  to another process, until the window of unacknowledged puts has room
+        """
+
+    def put_rows(
+        self,
+        name: str,
+        array: Any,
+        block_bytes: int = 4194304,
+        *,
+        dtype: str | DTypeLike | None = None,
+        shape: int | Iterable[int] | None = None,
+    ) -> None:
+        """Store a tensor in blocks of at most `block_bytes`, each a range of rows (a row is never cut). As put otherwise."""
+
+    def put_all(self, arrays: Mapping[str, Any]) -> None:
+        """Store several tensors. Arrays that are the same memory (start, dtype, shape, strides) are tied: stored once, the
+        later names become aliases of the first."""
+
+    def alias(self, name: str, target: str) -> None:
+        """Make `name` another name of the tensor `target`. A later put of `name` undoes it."""
+
+    def remove(self, name: str) -> None:
+        """Drop a tensor, or an alias, from the new version.  errors: NotFoundError."""
+
+    def finish(self, timeout: float | None = None) -> Version:
+        """Commit. Repeated after success it gives the same version.
+
+        errors:  StaleError when somebody else published meanwhile; InvalidError for parts that overlap or leave gaps in what
+                 they say, and for aliases without target; DeadlineError, UnreachableError
+        """
+
+    def abort(self) -> None:
+        """Drop it. Does nothing after finish(); never waits."""
+
+    @property
+    def version(self) -> Version:
+        """That finish() will commit."""
+
+    @property
+    def copies(self) -> int:
+        """Arrays of this publish that were copied because they were not C-contiguous little-endian."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+# ---------------------------------------------------------------- client
+
+@final
+class Client:
+    """A connection to one server; make it with paramwire.connect(). Any thread.
+
+    timeout:  of each call, seconds; None takes the client's. Ctrl-C ends the waiting of any call within 200 ms (the call
+              itself goes on in the background until its deadline, with the arrays it fills)
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        transport: str = "auto",
+        timeout: float = 30.0,
+        lease_ttl: float = 10.0,
+        verify: bool = True,
+        drop_view_pages: bool = False,
+    ) -> None: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def transport(self) -> str:
+        """In use: "shm" or "tcp"."""
+
+    @property
+    def rejected(self) -> list[tuple[str, str]]:
+        """Better transports that are not used, with the reason."""
+
+    @property
+    def newest(self) -> Version | None:
+        """The newest version that this client has seen; None: none yet."""
+
+    @property
+    def incarnation(self) -> str:
+        """Of the server, 32 hex digits: another one means that it restarted."""
+
+    def snapshot(
+        self,
+        version: Version | tuple[int, int] | None = None,
+        *,
+        lease: bool = True,
+        wait: float = 0.0,
+        timeout: float | None = None,
+    ) -> Snapshot:
+        """Open one version of the whole model.
+
+        version:  None takes the newest
+        lease:    True keeps the version readable until close(), renewed in the background; False leaves it to the server's
+                  retention, and fetches may end in StaleError
+        wait:     how long to wait for the version to be published, seconds
+        errors:   NotFoundError when nothing is published; StaleError when `version` is gone, or not there in time
+        """
+
+    def fetch(
+        self,
+        name: str,
+        *,
+        rows: tuple[int, int] | None = None,
+        heads: tuple[int, int, int] | None = None,
+        out: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Fetch from the newest version; arguments and errors as for Snapshot.fetch."""
+
+    @overload
+    def fetch_many(
+        self, names: Mapping[str, Any], *, timeout: float | None = None, allow_missing: Iterable[str] = ()
+    ) -> dict[str, Any]: ...
+    @overload
+    def fetch_many(
+        self, names: Iterable[str], *, timeout: float | None = None, allow_missing: Iterable[str] = ()
+    ) -> dict[str, NDArray[Any]]:
+        """Fetch several tensors, all of the newest version; as Snapshot.fetch_many."""
+
+    def publish(
+        self, base: Version | tuple[int, int] | EllipsisType | None = ..., *, timeout: float | None = None
+    ) -> Publish:
+        """Start a publish over a connection of its own; `base` and errors as for Server.publish, `timeout` for each call."""
+
+    def stats(self) -> dict[str, Any]:
+        """Transport, newest version and counters of this client; link counters of threads at work lag behind."""
+
+    def server_stats(self, *, timeout: float | None = None) -> dict[str, int]:
+        """Counters of the server."""
+
+    def close(self) -> None:
+        """End leases and threads. Snapshots raise InvalidError from now on; views stay. Again is fine."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+@final
+class Snapshot:
+    """One version of the whole model; a read-only mapping of names to arrays. Any thread. Holds its client open.
+
+    Arrays have the numpy type of their tensor. bf16 and 8-bit floats have the type of ml_dtypes where that is installed, else
+    uint16 and uint8; 4-bit types are packed uint8 with one axis. info(name).dtype says what they are.
+    """
+
+    @property
+    def version(self) -> Version: ...
+    @property
+    def leased(self) -> bool:
+        """Whether a lease keeps it; False too when the lease was lost."""
+
+    @property
+    def client(self) -> Client: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[str]:
+        """Names in order, aliases included."""
+
+    def __contains__(self, name: object, /) -> bool: ...
+    def __getitem__(self, name: str, /) -> NDArray[Any]: ...
+    def tensors(self) -> list[TensorInfo]:
+        """All tensors, by name, aliases included."""
+
+    def info(self, name: str) -> TensorInfo:
+        """errors:  NotFoundError with the nearest names"""
+
+    def blocks(self, name: str) -> list[BlockInfo]:
+        """The blocks of a tensor by first row.  errors: NotFoundError."""
+
+    def fetch(
+        self,
+        name: str,
+        *,
+        rows: tuple[int, int] | None = None,
+        heads: tuple[int, int, int] | None = None,
+        out: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Copy a tensor, or a range of its rows or heads, and check it.
+
+        rows:     (begin, end)
+        heads:    (total, begin, end)
+        out:      a writable C-contiguous buffer of exactly the part's bytes, of any type; undefined after an error
+        returns:  a new array; with `out`, `out`
+        errors:   NotFoundError; InvalidError for a range outside, an `out` of another size (naming both), a closed snapshot;
+                  StaleError when the version is gone, or the server restarted; CorruptError; DeadlineError;
+                  UnreachableError
+        """
+
+    def fetch_block(self, id: int, *, out: Any = None, timeout: float | None = None) -> Any:
+        """Fetch a whole block by its id (see blocks()); as fetch."""
+
+    @overload
+    def fetch_many(
+        self, names: Mapping[str, Any], *, timeout: float | None = None, allow_missing: Iterable[str] = ()
+    ) -> dict[str, Any]: ...
+    @overload
+    def fetch_many(
+        self, names: Iterable[str], *, timeout: float | None = None, allow_missing: Iterable[str] = ()
+    ) -> dict[str, NDArray[Any]]:
+        """Fetch several tensors, pipelined.
+
+        names:          names, or a mapping of names to `out` buffers. Arrays must have the tensor's dtype and shape (or be
+                        uint8 with one axis), other buffers its bytes
+        allow_missing:  patterns (fnmatch) of names that are left out of the result when they are not there
+        errors:         as fetch. Names, shapes and types are looked at first: one error lists all that is wrong (NotFoundError if
+                        names are all of it, else InvalidError), and nothing is fetched
+        """
+
+    def fetch_async(
+        self,
+        names: str | Iterable[str] | Mapping[str, Any],
+        *,
+        rows: tuple[int, int] | None = None,
+        heads: tuple[int, int, int] | None = None,
+        out: Any = None,
+        timeout: float | None = None,
+        allow_missing: Iterable[str] = (),
+    ) -> Ticket:
+        """As fetch (one name) or fetch_many, in a thread of the client.  errors: BackpressureError past 1024 tickets."""
+
+    def view(
+        self, name: str, *, rows: tuple[int, int] | None = None, heads: tuple[int, int, int] | None = None
+    ) -> View:
+        """Look at a part that lies in one block where it is, without a copy. The whole block is checked at its first view.
+
+        errors:  UnavailableError on transports without views (tcp); InvalidError for a part that spans blocks; as fetch
+        """
+
+    def close(self) -> None:
+        """End the lease. Views stay. Again is fine."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+@final
+class Ticket:
+    """A fetch on its way. Dropped before it is done, it goes on, and its arrays stay until then."""
+
+    @property
+    def done(self) -> bool: ...
+    @property
+    def seconds(self) -> float:
+        """From submission to completion; 0 until then."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The array of fetch_async with one name, else the dict.
+
+        timeout:  seconds; None waits for the deadline of the fetch itself
+        errors:   DeadlineError when it is not done in time (it goes on: wait again); as fetch
+        """
+
+@final
+class View:
+    """A block, or a range of one, where it lies: a read-only buffer. Its bytes stay what they are until it is released, whatever
+    is published, and when client and server are gone.
+
+    The buffer protocol gives standard types their format; bf16 and 8-bit floats are unsigned integers, 4-bit types bytes.
+    At the end of a `with` the view is released as soon as no array or memoryview of it lives.
+    """
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """A read-only array over the bytes; keeps the view."""
+
+    @property
+    def verified_now(self) -> bool:
+        """Whether this call ran the check; False: it had been run before."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def released(self) -> bool: ...
+    def release(self) -> None:
+        """Give the bytes back. Again is fine.  errors: BufferError while arrays or memoryviews of it live."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+# ---------------------------------------------------------------- compute
+
+@final
+class Graph:
+    """A checked list of operations with named parameters. Each makes a value, float32 [tokens, width], named by the operation.
+
+    errors:  InvalidError naming operation, input or tensor, what was expected and what was given; the graph is then unchanged
+    """
+
+    def __init__(self) -> None: ...
+    @staticmethod
+    def llama(
+        config: LlamaConfig | Mapping[str, Any], *, naming: Literal["gguf", "hf"] = "gguf", tied: bool | None = None
+    ) -> Graph:
+        """The operations of a Llama-shaped decoder.
+
+        config:  LlamaConfig, or a mapping with its fields or those of a Hugging Face config.json; other keys are not read
+        naming:  which tensor names, and their rotary layout
+        tied:    whether the head reads the embedding's tensor; None takes what `config` says
+        """
+
+    def embedding(self, name: str, tensor: str, shape: Iterable[int]) -> None:
+        """Rows of `tensor` [vocabulary, width] by token."""
+
+    def matmul(self, name: str, input: str, tensor: str, shape: Iterable[int], *, bias: str = "") -> None:
+        """x W^T (+ bias), `tensor` [out, in]."""
+
+    def rms_norm(self, name: str, input: str, tensor: str, *, epsilon: float = 1e-05) -> None:
+        """x / sqrt(mean(x^2) + epsilon) * w."""
+
+    def rotary(
+        self,
+        name: str,
+        input: str,
+        *,
+        heads: int,
+        head_size: int,
+        rotary_size: int | None = None,
+        base: float = 10000.0,
+        layout: Literal["interleaved", "half_split"] = "interleaved",
+    ) -> None:
+        """Rotate pairs of each head by position: (2 i, 2 i + 1), or (i, i + size / 2)."""
+
+    def attention(
+        self, name: str, query: str, key: str, value: str, *, heads: int, kv_heads: int, head_size: int
+    ) -> None:
+        """Causal attention with grouped heads, over the key/value cache."""
+
+    def swiglu(self, name: str, gate: str, up: str) -> None:
+        """silu(gate) * up."""
+
+    def add(self, name: str, left: str, right: str) -> None: ...
+    def softmax(self, name: str, input: str) -> None:
+        """Along the width."""
+
+    def head(self, name: str, input: str, tensor: str, shape: Iterable[int]) -> None:
+        """As matmul, of the last position alone."""
+
+    @property
+    def parameters(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes, in the order in which they are first needed."""
+
+    @property
+    def operations(self) -> list[tuple[str, str]]:
+        """Name and kind, in order."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding: the first token id that is refused; 0 without an embedding."""
+
+@final
+class Engine:
+    """Streams a snapshot's blocks through a graph under a memory budget, prefetching ahead. Calls take turns."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        graph: Graph,
+        *,
+        budget: int = 0,
+        backend: str = "cpu",
+        threads: int = 0,
+        source: Literal["auto", "view", "copy"] = "auto",
+        context: int = 2048,
+        step: int = 256,
+        fetch_timeout: float = 30.0,
+    ) -> None:
+        """Bind the graph to the snapshot, plan, and start to prefetch.
+
+        budget:         most bytes of parameters held at any time; 0: no limit
+        backend:        "cpu"
+        threads:        that compute, the calling one included; 0: as many as cores
+        source:         "view" computes from the blocks where they lie (shm), "copy" from copies, "auto" takes what the
+                        transport gives
+        context:        positions of the key/value cache
+        step:           most tokens of one step
+        fetch_timeout:  of one piece, seconds
+        errors:         InvalidError when the snapshot does not fit (all differences in one text), or the budget is too small
+                        (naming one that would do); UnavailableError for backend or source
+        """
+
+    def step(self, tokens: Iterable[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+        """Compute `tokens` at the next positions.
+
+        returns:  float32 [vocabulary], the last position's logits, a copy
+        errors:   InvalidError, BackpressureError (the engine stays usable); StaleError, CorruptError, DeadlineError,
+                  UnreachableError (the engine is over: open another on a new snapshot)
+        """
+
+    def rewind(self, position: int = 0) -> None:
+        """Forget the positions from `position` on; 0 starts a new text."""
+
+    @property
+    def position(self) -> int: ...
+    def stats(self) -> dict[str, Any]:
+        """Steps, tokens, bytes fetched, seconds of stall, computation and fetching, bytes held, the plan."""
+
+    @property
+    def description(self) -> str:
+        """Backend, threads, source and plan in one line."""
+
+    def close(self) -> None:
+        """End its threads. Again is fine."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...

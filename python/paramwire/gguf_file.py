@@ -38,16 +38,21 @@ class GgufFile:
         try:
             self._reader: Any = gguf.GGUFReader(str(self.path))
         except (ValueError, IndexError, KeyError, OverflowError, MemoryError, UnicodeDecodeError) as error:
-            raise ModelFileError(f"{self.path}: of {size} bytes, not a whole GGUF file: {error}; fetch it again") from error
+            raise ModelFileError(
+                f"{self.path}: of {size} bytes, not a whole GGUF file: {error}; fetch it again"
+            ) from error
         self._tensors: dict[str, Any] = {}
         for tensor in self._reader.tensors:
             end = int(tensor.data_offset) + int(tensor.n_bytes)
             if end > size:
                 raise ModelFileError(
-                    f"{self.path}: byte {int(tensor.data_offset)}: tensor {tensor.name!r} ends at byte {end}, the file at {size}"
+                    f"{self.path}: byte {int(tensor.data_offset)}: tensor {tensor.name!r} ends at byte {end}, "
+                    f"the file at {size}"
                 )
             if tensor.name in self._tensors:
-                raise ModelFileError(f"{self.path}: byte {int(tensor.data_offset)}: tensor {tensor.name!r} stands twice")
+                raise ModelFileError(
+                    f"{self.path}: byte {int(tensor.data_offset)}: tensor {tensor.name!r} stands twice"
+                )
             self._tensors[tensor.name] = tensor
 
     def names(self) -> list[str]:
@@ -85,7 +90,9 @@ class GgufFile:
             try:
                 values = gguf.dequantize(packed[row : row + step], stored.tensor_type)
             except NotImplementedError as error:
-                raise ModelFileError(f"{self.path}: tensor {name!r}: stored as {self.stored_type(name)}: {error}") from error
+                raise ModelFileError(
+                    f"{self.path}: tensor {name!r}: stored as {self.stored_type(name)}: {error}"
+                ) from error
             out[row : row + step] = to_bf16(values) if dtype == "bf16" else values
         return ModelTensor(name, dtype, shape, view_as(out.reshape(shape), dtype))
 
@@ -99,7 +106,7 @@ class GgufFile:
 
         errors: ModelFileError naming the key that is missing or asks for what the graph lacks (rotary scaling, experts)
         """
-        metadata = {key: field for key, field in self._reader.fields.items()}
+        metadata = dict(self._reader.fields)
 
         def get(key: str, default: Any = None) -> Any:
             if key in metadata:
@@ -113,7 +120,9 @@ class GgufFile:
             raise ModelFileError(f"{self.path}: general.architecture is {architecture!r}, expected 'llama'")
         scaling = get("llama.rope.scaling.type", "none")
         if scaling != "none" or "rope_freqs.weight" in self._tensors:
-            raise ModelFileError(f"{self.path}: rotary scaling {scaling!r} with the file's frequencies is not supported")
+            raise ModelFileError(
+                f"{self.path}: rotary scaling {scaling!r} with the file's frequencies is not supported"
+            )
         experts = get("llama.expert_count", 0)
         if experts:
             raise ModelFileError(f"{self.path}: llama.expert_count is {experts}, expected 0")

@@ -12,7 +12,7 @@ __all__ = ["DTYPE_BITS", "ModelFileError", "ModelTensor", "label_of", "storage_d
 
 
 class ModelFileError(ValueError):
-    """A model file that can't be read as what it should be. The text names file, byte offset, tensor, expected and actual."""
+    """A model file that isn't what it should be. The text names file, byte offset, tensor, expected and actual."""
 
 
 # Labels are the core's dtype names (base/types.hpp). Bits of one element.
@@ -43,7 +43,7 @@ class ModelTensor:
     name:  as in the file
     dtype: label, a key of DTYPE_BITS
     shape: row-major, outermost axis first; () is a scalar
-    data:  array of `shape`; bf16 and fp8 in ml_dtypes' type where that is installed, else as unsigned bytes of their size
+    data:  array of `shape`; bf16 and fp8 in ml_dtypes' type where that is installed, else unsigned of their size
     """
 
     name: str
@@ -88,10 +88,12 @@ def label_of(dtype: np.dtype[Any]) -> str:
 
 
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """float32 rounded to bf16 (to nearest, ties to even), as uint16 of the same shape. A NaN stays a NaN of its sign."""
+    """float32 rounded to bf16 (to nearest, ties to even), as uint16 of the same shape. NaN stays NaN with its sign."""
     bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     upper = bits >> np.uint32(16)
     # Never wraps: the largest bit pattern that isn't a NaN is 0xff800000.
-    rounded = np.where(nan, upper | np.uint32(0x40), (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16))
+    rounded = np.where(
+        nan, upper | np.uint32(0x40), (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
+    )
     return rounded.astype("<u2").reshape(values.shape)

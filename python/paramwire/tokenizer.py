@@ -64,14 +64,18 @@ class Tokenizer:
         tokens: list[str] = list(self._get("tokenizer.ggml.tokens"))
         types: list[int] = [int(kind) for kind in self._get("tokenizer.ggml.token_type")]
         if len(types) != len(tokens):
-            raise ModelFileError(f"tokenizer.ggml.token_type has {len(types)} entries, expected {len(tokens)} as tokens")
+            raise ModelFileError(
+                f"tokenizer.ggml.token_type has {len(types)} entries, expected {len(tokens)} as tokens"
+            )
         bytes_of = _bytes_of_characters()
         self._pieces: list[bytes] = []
         for token, kind in zip(tokens, types, strict=True):
             plain = kind in (_CONTROL, _USER_DEFINED) or any(character not in bytes_of for character in token)
             self._pieces.append(token.encode() if plain else bytes(bytes_of[character] for character in token))
         self._digits = _SPLITS_DIGITS[pre]
-        self._bos = int(metadata["tokenizer.ggml.bos_token_id"]) if metadata.get("tokenizer.ggml.add_bos_token") else None
+        self._bos = (
+            int(metadata["tokenizer.ggml.bos_token_id"]) if metadata.get("tokenizer.ggml.add_bos_token") else None
+        )
         self._encoder = self._build(tokens, types)
 
     @property
@@ -86,12 +90,12 @@ class Tokenizer:
         return None if value is None else int(value)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`. Control tokens written in it ("<|im_start|>") become their ids: escape what users send."""
+        """Token ids of `text`. Control tokens written in it ("<|im_start|>") become their ids: escape users' text."""
         ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
         return ids if self._bos is None else [self._bos, *ids]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Text of `tokens`, control tokens included; invalid UTF-8 becomes U+FFFD. errors: ValueError for an unknown id"""
+        """Text of `tokens`, control tokens too; invalid UTF-8 becomes U+FFFD. errors: ValueError for an unknown id"""
         stream = self.stream()
         return "".join([*(stream.push(token) for token in tokens), stream.finish()])
 

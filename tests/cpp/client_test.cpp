@@ -245,6 +245,15 @@ TEST_P(ClientTest, TicketsRunBesideTheCallerAndReportTheirOwnErrors) {
   EXPECT_EQ(bad.wait().error().code(), Code::kNotFound);
 }
 
+TEST_P(ClientTest, ABlockLargeEnoughForTwoThreadsArrivesWhole) {
+  const auto bytes = pattern((std::size_t{33} << 20) + 4097, 5);
+  publish({{spec("a", {bytes.size()}), bytes}});
+  const auto client = connect();
+  const auto fetched = fetch(**client->snapshot({}), "a");
+  ASSERT_TRUE(fetched.ok()) << fetched.error().to_string();
+  EXPECT_TRUE(*fetched == bytes);
+}
+
 TEST_P(ClientTest, ErrorsNameTheTensorBothSizesAndNearNames) {
   publish({{spec("model.layers.0.weight", {16, 4}), pattern(64, 1)}});
   const auto client = connect();

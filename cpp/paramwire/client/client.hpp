@@ -184,7 +184,8 @@ class Client {
   const ClientOptions& options() const noexcept;
   std::string address() const;
   Incarnation incarnation() const;
-  // Ends leases and threads. Idempotent. Snapshots of this client give kInvalid from now on; views stay.
+  // Ends leases and threads, in about 200 ms: a ticket that waits for a server that does not answer is left to its deadline.
+  // Idempotent. Snapshots of this client give kInvalid from now on; views stay.
   void close();
 
  private:

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cassert>
 #include <chrono>
+#include <csignal>
 #include <pthread.h>
 
 namespace paramwire {
@@ -242,8 +243,7 @@ void ClientImpl::watch_lease(const std::shared_ptr<Snapshot::State>& snapshot) {
   const std::lock_guard lock(renew_mutex_);
   leased_.push_back(snapshot);
   if (!renew_thread_.joinable()) {
-    renew_thread_ = std::thread([this] { renew_loop(); });
-    pthread_setname_np(renew_thread_.native_handle(), "pw-renew");
+    renew_thread_ = start_thread("pw-renew", &ClientImpl::renew_loop, renew_running_);
   }
   renew_wake_.notify_one();
 }
@@ -410,6 +410,7 @@ Result<BlockView> ClientImpl::view(const HeldManifest& held, const BlockRead& wh
   if (!view_link_ || view_link_->broken() || view_incarnation_ != held.incarnation()) {
     if (held.incarnation() != incarnation()) return Error(Code::kStale, "the server restarted: the snapshot is gone with the incarnation that made it, take a new one");
     PARAMWIRE_TRY(link, open_shm(deadline({})));
+    if (view_link_) view_dropped_ = view_dropped_ + view_link_->stats();
     view_link_ = std::move(link);
     view_incarnation_ = held.incarnation();
   }
@@ -431,8 +432,7 @@ Result<Ticket> ClientImpl::submit(std::shared_ptr<Snapshot::State> snapshot, std
   }
   tickets_.push_back(state);
   if (!fetch_thread_.joinable()) {
-    fetch_thread_ = std::thread([this] { fetch_loop(); });
-    pthread_setname_np(fetch_thread_.native_handle(), "pw-fetch");
+    fetch_thread_ = start_thread("pw-fetch", &ClientImpl::fetch_loop, fetch_running_);
   }
   tickets_wake_.notify_one();
   return Ticket(std::move(state));
@@ -465,10 +465,31 @@ void ClientImpl::fetch_loop() {
 
 // ---------------------------------------------------------------- end
 
+std::thread ClientImpl::start_thread(const char* name, void (ClientImpl::*loop)(), bool& running) {
+  {
+    const std::lock_guard lock(threads_mutex_);
+    running = true;
+  }
+  // Signals belong to the embedding program's threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread thread([self = shared_from_this(), loop, &running] {
+    (self.get()->*loop)();
+    const std::lock_guard lock(self->threads_mutex_);
+    running = false;
+    self->threads_ended_.notify_all();
+  });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread.native_handle(), name);
+  return thread;
+}
+
 void ClientImpl::close() {
   if (fork_.in_child()) {  // threads and sockets are the parent's
-    renew_thread_.detach();
-    fetch_thread_.detach();
+    for (std::thread* thread : {&renew_thread_, &fetch_thread_}) {
+      if (thread->joinable()) thread->detach();
+    }
     return;
   }
   if (closed_.exchange(true)) return;
@@ -481,12 +502,30 @@ void ClientImpl::close() {
     const std::lock_guard lock(tickets_mutex_);
     tickets_wake_.notify_all();
   }
-  if (renew_thread_.joinable()) renew_thread_.join();
-  if (fetch_thread_.joinable()) fetch_thread_.join();
+  // A fetch or a renewal that waits for a frozen server ends by its own deadline, which may be long: nobody waits for that, an
+  // interpreter that exits least of all.
+  const auto until = time_point(steady_clock().now() + kGoodbye);
+  std::unique_lock lock(threads_mutex_);
+  threads_ended_.wait_until(lock, until, [this] { return !renew_running_ && !fetch_running_; });
+  for (const auto& [thread, running] : {std::pair(&renew_thread_, renew_running_), std::pair(&fetch_thread_, fetch_running_)}) {
+    if (!thread->joinable()) continue;
+    if (running) {
+      thread->detach();
+    } else {
+      lock.unlock();  // its last step is to let go of this lock
+      thread->join();
+      lock.lock();
+    }
+  }
 }
 
 ClientStats ClientImpl::stats() const {
   LinkStats link = pool_.stats();
+  {
+    const std::lock_guard lock(view_mutex_);
+    link = link + view_dropped_;
+    if (view_link_) link = link + view_link_->stats();
+  }
   ClientStats out;
   {
     const std::lock_guard lock(mutex_);

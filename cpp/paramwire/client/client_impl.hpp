@@ -1,7 +1,8 @@
 // Inside of the client: one control link, a pool of data links, the newest manifest, and two threads.
 //
-// threads: "pw-renew" renews leases, "pw-fetch" runs tickets; both started when first needed, joined by close(). No lock is
-// held while the network is waited for, except the control link's own.
+// threads: "pw-renew" renews leases, "pw-fetch" runs tickets; both started when first needed and ended by close(). One that
+// waits for a server that does not answer is left to its deadline: it holds this object until then. No lock is held while the
+// network is waited for, except the control link's own.
 #pragma once
 
 #include "paramwire/base/endpoint.hpp"
@@ -85,6 +86,8 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   std::shared_ptr<ControlLink> control() const;
   // A new control link. returns: whether the incarnation is the one seen before.
   Result<bool> reconnect(const std::shared_ptr<ControlLink>& broken, Micros deadline);
+  // A thread of this client, named, that keeps it and says when it is over.
+  std::thread start_thread(const char* name, void (ClientImpl::*loop)(), bool& running);
   FetchMachine::Event read_round(const HeldManifest& held, std::span<FetchRequest> requests, Micros deadline, std::optional<Error>& error);
   void renew_loop();
   Micros renew_due(Micros now);
@@ -107,8 +110,9 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   std::mutex reconnect_mutex_;                     // one reconnection at a time
 
   LinkPool pool_;
-  std::mutex view_mutex_;                          // the one link that gives views, so that each block is verified once
+  mutable std::mutex view_mutex_;                          // the one link that gives views, so that each block is verified once
   std::unique_ptr<Link> view_link_;
+  LinkStats view_dropped_;                         // of earlier ones
   Incarnation view_incarnation_;
 
   std::mutex renew_mutex_;
@@ -120,6 +124,11 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   std::condition_variable tickets_wake_;
   std::deque<std::shared_ptr<Ticket::State>> tickets_;
   std::thread fetch_thread_;
+
+  std::mutex threads_mutex_;
+  std::condition_variable threads_ended_;
+  bool renew_running_ = false;
+  bool fetch_running_ = false;
 };
 
 }  // namespace paramwire

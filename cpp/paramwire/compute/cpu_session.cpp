@@ -17,8 +17,10 @@ namespace {
 // Weights of one part of a decode job: 64 KiB take about 8 microseconds at 8 GB/s, far above the cost of taking a part
 // (well below one), and cut the smallest projections of a small model in several. Smaller: overhead; larger: idle threads.
 constexpr std::uint64_t kPartBytes = 64 * 1024;
-// Up to this many tokens the dot kernels beat widening and BLAS: see the table in cpu_backend.hpp.
-constexpr std::uint64_t kDotTokens = 6;
+// Up to this many tokens the dot kernels beat widening and BLAS. bf16 [rows, 576], one thread, AVX-512 and BLIS's Haswell
+// kernels, GFLOP/s of CPU time for 1, 2, 3, 4, 8, 32 tokens: dot 10.5 17.7 15.5 16.8 18.7 21.1, BLAS 6.4 12.1 15.8 17.8 26.9
+// 45.7. With AVX2 and with 1536 columns the two cross at the same place.
+constexpr std::uint64_t kDotTokens = 2;
 // float32 scratch of one worker for widened tiles: 256 KiB stay in any L2 cache together with the packed copy.
 constexpr std::uint64_t kTileFloats = 64 * 1024;
 constexpr std::uint64_t kTileRowsMax = 128;

@@ -10,264 +10,290 @@ namespace paramwire {
 
 namespace {
 
-// Puts that wait for their acknowledgement. Large enough that the round trip (50 us on a sleeping peer) does not bound the
-// rate of tiny tensors, small enough that an error is noticed early and memory stays bounded.
-constexpr std::size_t kWindowPuts = 4096;
-constexpr std::uint64_t kWindowBytes = std::uint64_t{64} << 20;
-// Small frames are gathered up to this; larger blocks are sent from where they lie.
-constexpr std::size_t kGatherBytes = 64 * 1024;
-// A block is checked and sent in pieces of this size, so that the CRC reads what the copy into the socket reads again.
-constexpr std::size_t kSendStep = 256 * 1024;
-// abort() waits no longer than this for the server to take notice.
-constexpr Micros kGoodbye = kMicrosPerSecond / 5;
+// Frames are gathered up to this size before a send: a send costs a few microseconds whatever it carries, 64 KiB of frames
+// around tiny tensors are about 500 of them.
+constexpr std::size_t kQueuedMax = 64 * 1024;
+// Bodies up to this size are copied beside their frames; larger ones are sent from where they lie.
+constexpr std::size_t kCopiedMax = 16 * 1024;
+// Sent in pieces that are checksummed just before, so that they are in cache for the send: see FrameParser::kReceiveStep.
+constexpr std::size_t kPiece = 256 * 1024;
+// Puts whose answer has not come. Bounds what is remembered (32 B each) and how much is in vain after an error; a round trip
+// of a millisecond at a million a second needs 1000.
+constexpr std::size_t kUnansweredMax = 4096;
 
 }  // namespace
 
-PublishLink::PublishLink(const Endpoint& endpoint, const ClientId& client, GreetedSocket greeted)
-    : endpoint_(endpoint), client_(client), socket_(std::move(greeted.socket)), incarnation_(greeted.facts.incarnation) {}
-
-Result<std::unique_ptr<PublishLink>> PublishLink::open(const Endpoint& endpoint, const ClientId& client, bool any_base,
-                                                       const std::optional<Version>& base, Micros deadline) {
+Result<std::unique_ptr<PublishLink>> PublishLink::start(const Endpoint& endpoint, const ClientId& client, bool any_base,
+                                                        const std::optional<Version>& base, Micros deadline) {
   PARAMWIRE_TRY(greeted, connect_and_greet(endpoint, client, deadline));
-  std::unique_ptr<PublishLink> link(new PublishLink(endpoint, client, std::move(greeted)));
-  PublishStartMessage start;
-  start.any_base = any_base;
-  start.base = base;
+  std::unique_ptr<PublishLink> link(new PublishLink(std::move(greeted), endpoint, client));
+  PublishStartMessage ask;
+  ask.any_base = any_base;
+  ask.base = base;
   const std::uint64_t request = ++link->last_request_;
-  PARAMWIRE_TRY(type, link->ask(start.encode(request), request, deadline));
-  if (type != FrameType::kPublishId) return Error(Code::kCorrupt, cat(endpoint.to_string(), " answered ", frame_type_name(type), " to PUBLISH_START"));
-  PARAMWIRE_TRY(id, PublishIdMessage::decode(link->answer_meta_));
-  link->publish_ = id.publish;
-  link->version_ = id.version;
+  PARAMWIRE_CHECK(link->ask(ask.encode(request), {request, FrameType::kPublishId, {}, 0}, deadline));
   return link;
 }
 
-Status PublishLink::check_open() const {
-  PARAMWIRE_CHECK(guard_.check("publish"));
-  if (over_) return Error(over_->code(), cat("the publish ended earlier: ", over_->message()));
-  if (finished_) return Error(Code::kInvalid, cat("the publish was finished as version ", *finished_));
+PublishLink::~PublishLink() {
+  const bool clean = !lost_ && queued_.empty();  // else the server's time limit for idle publishes ends it
+  if (guard_.in_child() || finished_ || !clean || publish_ == PublishId{}) return;
+  PublishIdMessage message;
+  message.publish = publish_;
+  const Bytes frame = message.encode(FrameType::kAbort, ++last_request_);
+  const iovec part{const_cast<std::byte*>(frame.data()), frame.size()};
+  static_cast<void>(socket_.try_send({&part, 1}));
+}
+
+Status PublishLink::usable() const {
+  PARAMWIRE_CHECK(guard_.check(cat("publish to ", socket_.peer())));
+  if (failed_) return *failed_;
+  if (finished_) return Error(Code::kInvalid, cat("this publish was finished as version ", *finished_, ": start another"));
   return {};
 }
 
-// Every error ends the publish: what the server holds of it is not known any more.
-Status PublishLink::over(Error error) {
-  if (!over_) {
-    over_ = error;
-    abort();
-  }
-  return error;
+void PublishLink::fail(Error error) {
+  if (!failed_) failed_ = std::move(error);
 }
 
-Status PublishLink::send(std::span<const std::byte> bytes, Micros deadline) {
-  // Answers must be read while we send, or two full socket buffers face each other for ever.
+void PublishLink::lose(Error error) {
+  fail(std::move(error));
+  lost_ = true;
+  socket_.shutdown();
+}
+
+// ---------------------------------------------------------------- out
+
+void PublishLink::queue(const Bytes& frame, const Expected& expected) {
+  queued_.insert(queued_.end(), frame.begin(), frame.end());
+  expected_.push_back(expected);
+}
+
+// Sends a part of `bytes`, and takes the answers that are there: a server that can't get rid of them stops reading.
+Status PublishLink::send_some(std::span<const std::byte>& bytes, Micros deadline) {
+  const iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  PARAMWIRE_TRY(sent, socket_.try_send({&part, 1}));
+  if (sent) {
+    bytes = bytes.subspan(*sent);
+    if (steady_clock().now() < deadline) return {};
+    return Error(Code::kTimeout, cat(socket_.peer(), ": the deadline passed while a put was sent"));
+  }
+  PARAMWIRE_TRY(received, receive_answers());
+  if (received) return {};
+  return socket_.wait(POLLIN | POLLOUT, deadline);
+}
+
+Status PublishLink::send_queued(Micros deadline) {
+  std::span<const std::byte> left(queued_);
+  while (!left.empty()) PARAMWIRE_CHECK(send_some(left, deadline));
+  queued_.clear();
+  return {};
+}
+
+Status PublishLink::send_body(std::span<const std::byte> bytes, std::uint64_t& crc, Micros deadline) {
   while (!bytes.empty()) {
-    const iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
-    PARAMWIRE_TRY(sent, socket_.try_send(std::span(&part, 1)));
-    if (sent) {
-      bytes = bytes.subspan(*sent);
-      continue;
-    }
-    PARAMWIRE_CHECK(socket_.wait(POLLIN | POLLOUT, deadline));
-    PARAMWIRE_TRY(received, socket_.try_receive(parser_.receive_space()));
-    if (received) {
-      parser_.received(*received);
-      PARAMWIRE_CHECK(take_answers());
-    }
+    auto piece = bytes.first(std::min(kPiece, bytes.size()));
+    bytes = bytes.subspan(piece.size());
+    crc = crc64(piece, crc);
+    while (!piece.empty()) PARAMWIRE_CHECK(send_some(piece, deadline));
   }
   return {};
 }
 
-Status PublishLink::flush(Micros deadline) {
-  const Bytes frames = std::move(pending_);
-  pending_.clear();
-  return send(frames, deadline);
-}
-
-Status PublishLink::receive_some(Micros deadline) {
-  PARAMWIRE_TRY(received, socket_.receive(parser_.receive_space(), deadline));
-  parser_.received(received);
-  return take_answers();
-}
-
-Status PublishLink::take_answers() {
-  for (;;) {
-    PARAMWIRE_TRY(event, parser_.next());
-    if (event == FrameParser::Event::kNeedBytes) return {};
-    if (event != FrameParser::Event::kHead) continue;
-    const FrameHeader& header = parser_.header();
-    if (header.body_size > 0) return Error(Code::kCorrupt, cat(socket_.peer(), " sent a body where none belongs"));
-    const auto type = static_cast<FrameType>(header.type);
-    if (header.request == asked_) {
-      answer_ = type;
-      answer_meta_.assign(parser_.meta().begin(), parser_.meta().end());
-      asked_ = 0;
-      continue;
-    }
-    if (puts_.empty() || puts_.front().request != header.request) {
-      return Error(Code::kCorrupt, cat(socket_.peer(), " answered request ", header.request, ", which was not asked"));
-    }
-    if (type == FrameType::kError) {
-      const Error said = error_of_peer(socket_.peer(), parser_.meta());
-      return Error(said.code(), cat("put of \"", puts_.front().tensor, "\": ", said.message()));
-    }
-    if (type != FrameType::kPutDone) return Error(Code::kCorrupt, cat(socket_.peer(), " answered ", frame_type_name(type), " to a PUT"));
-    PARAMWIRE_CHECK(on_put_done(parser_.meta()));
-  }
-}
-
-Status PublishLink::on_put_done(std::span<const std::byte> meta) {
-  PARAMWIRE_TRY(done, PutDoneMessage::decode(meta));
-  const Unacknowledged put = std::move(puts_.front());
-  puts_.pop_front();
-  puts_bytes_ -= put.bytes;
-  if (done.block == put.block && done.crc64 == put.crc64) return {};
-  return Error(Code::kCorrupt, cat("put of \"", put.tensor, "\": ", socket_.peer(), " stored block ", done.block, " with CRC-64 ", hex64(done.crc64),
-                                   ", sent were block ", put.block, " and ", hex64(put.crc64)));
-}
-
-Status PublishLink::drain(std::size_t puts_left, std::uint64_t bytes_left, Micros deadline) {
-  if (puts_.size() <= puts_left && puts_bytes_ <= bytes_left) return {};
-  PARAMWIRE_CHECK(flush(deadline));
-  while (puts_.size() > puts_left || puts_bytes_ > bytes_left) PARAMWIRE_CHECK(receive_some(deadline));
-  return {};
-}
-
-Status PublishLink::put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, Micros deadline) {
-  PARAMWIRE_CHECK(check_open());
-  if (tensor.size() > kMaxNameBytes) return Error(Code::kInvalid, cat("a tensor name has at most ", kMaxNameBytes, " bytes, this one ", tensor.size()));
-  auto size = block_bytes(dtype, shape, part);
-  if (!size.ok()) return Error(Code::kInvalid, cat("tensor \"", tensor, "\": ", size.error().message()));
+Status PublishLink::put(const PublishBlock& block, std::span<const std::byte> bytes, Micros deadline) {
+  PARAMWIRE_CHECK(usable());
+  auto size = block_bytes(block.dtype, block.shape, block.shard);
+  if (!size.ok()) return Error(Code::kInvalid, cat("tensor \"", block.tensor, "\": ", size.error().message()));
   if (*size != bytes.size()) {
-    return Error(Code::kInvalid, cat("tensor \"", tensor, "\": ", dtype_name(dtype), ' ', shape, ' ', part, " has ", *size, " bytes, ", bytes.size(), " were given"));
+    return Error(Code::kInvalid, cat("tensor \"", block.tensor, "\": ", dtype_name(block.dtype), ' ', block.shape, ' ', block.shard, " has ", *size,
+                                     " bytes, ", bytes.size(), " were given"));
+  }
+  if (block.tensor.size() > kMaxNameBytes) {
+    return Error(Code::kInvalid, cat("a tensor name has at most ", kMaxNameBytes, " bytes, \"", block.tensor.substr(0, 40), "...\" has ", block.tensor.size()));
   }
   PutMessage message;
   message.publish = publish_;
-  message.tensor = tensor;
-  message.dtype = dtype;
-  message.shape = shape;
-  message.shard = part;
-  Unacknowledged put;
-  put.request = ++last_request_;
-  put.block = block_id(tensor, part);
-  put.bytes = bytes.size();
-  put.tensor = tensor;
-  const Bytes head = message.encode(put.request, bytes.size());
-  pending_.insert(pending_.end(), head.begin(), head.end());
-  if (bytes.size() <= kGatherBytes / 2) {
-    put.crc64 = crc64(bytes);
-    pending_.insert(pending_.end(), bytes.begin(), bytes.end());
-    puts_bytes_ += put.bytes;
-    puts_.push_back(std::move(put));
-    if (pending_.size() >= kGatherBytes) {
-      if (Status status = flush(deadline); !status.ok()) return over(status.error());
-    }
+  message.tensor = block.tensor;
+  message.dtype = block.dtype;
+  message.shape = block.shape;
+  message.shard = block.shard;
+  const std::uint64_t request = ++last_request_;
+  queue(message.encode(request, bytes.size()), {request, FrameType::kPutDone, block_id(block.tensor, block.shard), 0});
+  Status status;
+  if (bytes.size() <= kCopiedMax) {
+    queued_.insert(queued_.end(), bytes.begin(), bytes.end());
+    expected_.back().crc64 = crc64(std::span(queued_).last(bytes.size()));  // of what is sent, whoever changes `bytes`
+    if (queued_.size() >= kQueuedMax) status = send_queued(deadline);
   } else {
-    puts_bytes_ += put.bytes;
-    puts_.push_back(std::move(put));  // before its bytes leave: a refusal may come while they do
-    const std::uint64_t request = puts_.back().request;
-    if (Status status = flush(deadline); !status.ok()) return over(status.error());
+    status = send_queued(deadline);
     std::uint64_t crc = 0;
-    for (std::size_t at = 0; at < bytes.size(); at += kSendStep) {
-      const auto piece = bytes.subspan(at, std::min(kSendStep, bytes.size() - at));
-      crc = crc64(piece, crc);
-      // The sum must be known before the last byte leaves, when the answer may come.
-      if (at + piece.size() == bytes.size() && !puts_.empty() && puts_.back().request == request) puts_.back().crc64 = crc;
-      if (Status status = send(piece, deadline); !status.ok()) return over(status.error());
+    // Its answer can't come before its last byte has left, so this entry is still there when the CRC is known...
+    if (status.ok()) status = send_body(bytes, crc, deadline);
+    // ...unless the answer is an error, or breaks the protocol; both were noted in `status` or failed_.
+    if (!expected_.empty() && expected_.back().request == request) expected_.back().crc64 = crc;
+  }
+  if (status.ok() && expected_.size() >= kUnansweredMax) {
+    status = send_queued(deadline);
+    if (status.ok()) status = wait_for_answers(kUnansweredMax / 2, deadline);
+  }
+  if (!status.ok()) lose(std::move(status).error());
+  return failed_ ? Status(*failed_) : Status();
+}
+
+// ---------------------------------------------------------------- in
+
+Result<bool> PublishLink::receive_answers() {
+  const auto space = parser_.receive_space();
+  PARAMWIRE_TRY(n, socket_.try_receive(space));
+  if (!n) return false;
+  parser_.received(*n);
+  fresh_ = true;
+  while (fresh_) {
+    auto event = parser_.next();
+    if (!event.ok()) return Error(event.error().code(), cat(socket_.peer(), ": ", event.error().message()));
+    if (*event == FrameParser::Event::kNeedBytes) {
+      fresh_ = false;
+    } else if (*event == FrameParser::Event::kHead) {
+      if (parser_.header().body_size > 0) return Error(Code::kCorrupt, cat(socket_.peer(), ": an answer with a body to a publish"));
+      PARAMWIRE_CHECK(on_answer());
     }
   }
-  if (Status status = drain(kWindowPuts, kWindowBytes, deadline); !status.ok()) return over(status.error());
+  return true;
+}
+
+// errors: the connection can't be used any more. What the server refused goes to failed_ or answer_error_.
+Status PublishLink::on_answer() {
+  const auto type = static_cast<FrameType>(parser_.header().type);
+  const std::uint64_t request = parser_.header().request;
+  if (type == FrameType::kError && request == 0) return error_of_peer(socket_.peer(), parser_.meta());
+  if (expected_.empty() || request != expected_.front().request) {
+    return Error(Code::kCorrupt, cat(socket_.peer(), ": an answer to request ", request, " that was not asked next"));
+  }
+  const Expected expected = expected_.front();
+  expected_.pop_front();
+  if (type == FrameType::kError) {
+    Error error = error_of_peer(socket_.peer(), parser_.meta());
+    if (expected.type == FrameType::kPutDone) fail(std::move(error));
+    else answer_error_ = std::move(error);
+    return {};
+  }
+  if (type != expected.type) {
+    return Error(Code::kCorrupt, cat(socket_.peer(), ": answer ", frame_type_name(type), ", ", frame_type_name(expected.type), " was expected"));
+  }
+  if (type == FrameType::kPublishId) {
+    PARAMWIRE_TRY(message, PublishIdMessage::decode(parser_.meta()));
+    publish_ = message.publish;
+    version_ = message.version;
+  } else if (type == FrameType::kPublished) {
+    PARAMWIRE_TRY(message, PublishedMessage::decode(parser_.meta()));
+    finished_ = message.version;
+  } else if (type == FrameType::kPutDone) {
+    PARAMWIRE_TRY(message, PutDoneMessage::decode(parser_.meta()));
+    if (message.block != expected.block || message.crc64 != expected.crc64) {
+      fail(Error(Code::kCorrupt, cat(socket_.peer(), ": block ", expected.block, " was sent with CRC-64 ", hex64(expected.crc64), " and stored as block ", message.block,
+                                     " with ", hex64(message.crc64), ": this publish must not become a version; start another")));
+    }
+  }
   return {};
 }
 
-Result<FrameType> PublishLink::ask(std::span<const std::byte> frame, std::uint64_t request, Micros deadline) {
-  pending_.insert(pending_.end(), frame.begin(), frame.end());
-  asked_ = request;
-  answer_.reset();
-  PARAMWIRE_CHECK(flush(deadline));
-  while (!answer_) PARAMWIRE_CHECK(receive_some(deadline));
-  if (*answer_ == FrameType::kError) return error_of_peer(socket_.peer(), answer_meta_);
-  return *answer_;
+Status PublishLink::wait_for_answers(std::size_t at_most, Micros deadline) {
+  while (expected_.size() > at_most) {
+    PARAMWIRE_TRY(received, receive_answers());
+    if (!received) PARAMWIRE_CHECK(socket_.wait(POLLIN, deadline));
+  }
+  return {};
+}
+
+// A question that waits for its answer, and with it for all before. errors: the answer's, which leaves the publish alone, or
+// failed_.
+Status PublishLink::ask(const Bytes& frame, const Expected& expected, Micros deadline) {
+  PARAMWIRE_CHECK(usable());
+  answer_error_.reset();
+  queue(frame, expected);
+  Status status = send_queued(deadline);
+  if (status.ok()) status = wait_for_answers(0, deadline);
+  if (!status.ok()) lose(std::move(status).error());
+  if (failed_) return *failed_;
+  return answer_error_ ? Status(*answer_error_) : Status();
 }
 
 Status PublishLink::remove(std::string_view tensor, Micros deadline) {
-  PARAMWIRE_CHECK(check_open());
-  const std::uint64_t request = ++last_request_;
   NameMessage message;
   message.publish = publish_;
   message.tensor = tensor;
-  auto answer = ask(message.encode(FrameType::kRemove, request), request, deadline);
-  // Names that are not there leave the publish as it was.
-  if (!answer.ok() && answer.error().code() == Code::kNotFound) return std::move(answer).error();
-  return answer.ok() ? Status() : over(std::move(answer).error());
+  const std::uint64_t request = ++last_request_;
+  return ask(message.encode(FrameType::kRemove, request), {request, FrameType::kOk, {}, 0}, deadline);
 }
 
 Status PublishLink::alias(std::string_view tensor, std::string_view target, Micros deadline) {
-  PARAMWIRE_CHECK(check_open());
-  const std::uint64_t request = ++last_request_;
   NameMessage message;
   message.publish = publish_;
   message.tensor = tensor;
   message.target = target;
-  auto answer = ask(message.encode(FrameType::kAlias, request), request, deadline);
-  if (!answer.ok() && answer.error().code() == Code::kInvalid) return std::move(answer).error();
-  return answer.ok() ? Status() : over(std::move(answer).error());
+  const std::uint64_t request = ++last_request_;
+  return ask(message.encode(FrameType::kAlias, request), {request, FrameType::kOk, {}, 0}, deadline);
 }
 
-Result<Version> PublishLink::ask_finish(Micros deadline) {
+// ---------------------------------------------------------------- end
+
+Status PublishLink::reconnect(Micros deadline) {
+  PARAMWIRE_TRY(greeted, connect_and_greet(endpoint_, client_, deadline));
+  if (greeted.facts.incarnation != incarnation_) {
+    return Error(Code::kStale, cat(endpoint_, " restarted while version ", version_, " was being committed: whether it was is not known here; look at the newest version"));
+  }
+  socket_ = std::move(greeted.socket);
+  parser_ = FrameParser();
+  fresh_ = false;
+  queued_.clear();
+  expected_.clear();
+  failed_.reset();
+  lost_ = false;
+  return {};
+}
+
+Status PublishLink::ask_to_finish(Micros deadline) {
   PublishIdMessage message;
   message.publish = publish_;
   const std::uint64_t request = ++last_request_;
-  PARAMWIRE_TRY(type, ask(message.encode(FrameType::kFinish, request), request, deadline));
-  if (type != FrameType::kPublished) return Error(Code::kCorrupt, cat(socket_.peer(), " answered ", frame_type_name(type), " to FINISH"));
-  PARAMWIRE_TRY(published, PublishedMessage::decode(answer_meta_));
-  return published.version;
+  return ask(message.encode(FrameType::kFinish, request), {request, FrameType::kPublished, {}, 0}, deadline);
 }
 
 Result<Version> PublishLink::finish(Micros deadline) {
-  PARAMWIRE_CHECK(guard_.check("publish"));
   if (finished_) return *finished_;
-  PARAMWIRE_CHECK(check_open());
-  if (Status drained = drain(0, 0, deadline); !drained.ok()) return over(drained.error()).error();
-  auto version = ask_finish(deadline);
-  if (!version.ok() && version.error().code() == Code::kUnreachable) {
-    // Every put was acknowledged, only the verdict is missing: the same server still knows it, by the publish id.
-    auto again = connect_and_greet(endpoint_, client_, deadline);
-    if (!again.ok()) return over(cat_lost(version.error(), again.error())).error();
-    if (again->facts.incarnation != incarnation_) {
-      return over(Error(Code::kUnreachable, cat("the server restarted while the publish of version ", version_, " was finished: whether it was committed "
-                                                "before is not known; look at the newest version"))).error();
-    }
-    socket_ = std::move(again->socket);
-    parser_ = FrameParser();
-    pending_.clear();
-    version = ask_finish(deadline);
+  PARAMWIRE_CHECK(usable());
+  // Every put first: a broken connection before this point means that some may not have arrived.
+  Status status = send_queued(deadline);
+  if (status.ok()) status = wait_for_answers(0, deadline);
+  if (!status.ok()) lose(std::move(status).error());
+  if (failed_) {
+    const Error reason = *failed_;
+    if (!lost_) static_cast<void>(abort(deadline));
+    return reason;
   }
-  if (!version.ok()) return over(version.error()).error();
-  finished_ = *version;
-  return *version;
+  status = ask_to_finish(deadline);
+  if (lost_ && status.error().code() == Code::kUnreachable) {
+    status = reconnect(deadline);
+    if (status.ok()) status = ask_to_finish(deadline);
+  }
+  if (!status.ok()) {
+    fail(status.error());  // the server has dropped the publish, or cannot be asked any more
+    return std::move(status).error();
+  }
+  return *finished_;
 }
 
-Error PublishLink::cat_lost(const Error& lost, const Error& again) {
-  return Error(lost.code(), cat(lost.message(), "; connecting again: ", again.message(), "; whether the publish was committed is not known"));
-}
-
-void PublishLink::abort() noexcept {
-  if (finished_ || guard_.in_child() || !socket_.valid()) return;
-  if (!over_) over_ = Error(Code::kInvalid, "aborted by its owner");
-  // Half a frame may be on the wire, so a polite ABORT needs a connection of its own; its answer need not be waited for long.
-  socket_.close();
-  const Micros until = steady_clock().now() + kGoodbye;
-  auto again = connect_and_greet(endpoint_, client_, until);
-  if (!again.ok() || again->facts.incarnation != incarnation_) return;
-  socket_ = std::move(again->socket);
-  parser_ = FrameParser();
-  pending_.clear();
-  puts_.clear();
+Status PublishLink::abort(Micros deadline) {
+  PARAMWIRE_CHECK(guard_.check(cat("publish to ", socket_.peer())));
+  if (finished_) return Error(Code::kInvalid, cat("this publish was finished as version ", *finished_));
+  if (lost_) return *failed_;
   PublishIdMessage message;
   message.publish = publish_;
   const std::uint64_t request = ++last_request_;
-  static_cast<void>(ask(message.encode(FrameType::kAbort, request), request, until).ok());
-  socket_.close();
+  const auto before = std::exchange(failed_, std::nullopt);
+  Status status = ask(message.encode(FrameType::kAbort, request), {request, FrameType::kOk, {}, 0}, deadline);
+  if (!lost_) failed_ = before ? before : std::optional(Error(Code::kInvalid, "this publish was aborted"));
+  return status;
 }
 
 }  // namespace paramwire

@@ -1,8 +1,7 @@
-// A publish to a server in another process: start / put / finish / abort over a connection of its own.
+// A publish from another process: puts stream to the server, checksummed on both sides, and become a version all at once.
 //
-// Puts are pipelined: they go out while earlier ones are acknowledged, within a window. Each piece of a block is checked on
-// its way out (CRC-64, hot in cache), and what the server says it stored must be the same: so a publish that finishes is
-// one whose bytes arrived as they were given. One thread.
+// Its own connection. Puts are pipelined: an error of one may be told by a later call, and always by finish(), which succeeds
+// only when every put was stored with the CRC-64 that it was sent with. One thread.
 #pragma once
 
 #include "paramwire/base/endpoint.hpp"
@@ -20,66 +19,81 @@
 
 namespace paramwire {
 
+// What is put: a whole tensor or a shard of it.
+struct PublishBlock {
+  std::string_view tensor;
+  DType dtype = DType::kU8;
+  Shape shape;  // of the whole tensor
+  Shard shard;
+};
+
 class PublishLink {
  public:
-  // errors: as connect_and_greet; kStale when `base` is not the newest version (any_base false); kBackpressure.
-  static Result<std::unique_ptr<PublishLink>> open(const Endpoint& endpoint, const ClientId& client, bool any_base,
-                                                   const std::optional<Version>& base, Micros deadline);
+  // On top of the newest version, whatever it is; or (any_base false) only if `base` is the newest (none: nothing yet).
+  // errors: as connect_and_greet; kStale when `base` is not the newest; kBackpressure as the server has it.
+  static Result<std::unique_ptr<PublishLink>> start(const Endpoint& endpoint, const ClientId& client, bool any_base,
+                                                    const std::optional<Version>& base, Micros deadline);
+  // Aborts what was not finished, without waiting for an answer.
+  ~PublishLink();
+  PublishLink(const PublishLink&) = delete;
+  PublishLink& operator=(const PublishLink&) = delete;
 
-  Version version() const noexcept { return version_; }  // that finish will commit, if nobody is faster
+  Version version() const noexcept { return version_; }  // that finish will commit
 
-  // Stages a block. `bytes` may be reused when this returns. The answer may come with a later call: an error then names the
-  // tensor it is about. After an error the publish is over (aborted).
-  // errors: kInvalid when `bytes` has another size than the part; kBackpressure when the server is full; kCorrupt when the
-  //         server stored something else; kTimeout, kUnreachable.
-  Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, Micros deadline);
+  // Sends the block; `bytes` may change once this returns. errors: kInvalid when bytes and spec do not fit (nothing is sent, the
+  // publish goes on); of this or an earlier put, final for the publish: the server's, kCorrupt when what was stored is not
+  // what was sent, kTimeout, kUnreachable.
+  Status put(const PublishBlock& block, std::span<const std::byte> bytes, Micros deadline);
+  // Wait for the server's answer. errors: kNotFound when there is no such tensor (the publish goes on); as put.
   Status remove(std::string_view tensor, Micros deadline);
   Status alias(std::string_view tensor, std::string_view target, Micros deadline);
-  // Waits for every acknowledgement, then commits. When the reply is lost it connects once more and asks again for the same
-  // publish id, which the server answers with the same version. Repeated after success it returns that version.
-  // errors: kStale when somebody else published since start; kInvalid for parts that overlap or disagree.
+  // Waits until every put is stored, then commits. Repeated after success it gives the same version. When the connection breaks
+  // after the question was sent, it is asked once more over a new one: the server knows the id.
+  // errors: kStale when another publish was faster, or the server restarted; kInvalid as the server has it; as put.
   Result<Version> finish(Micros deadline);
-  // Tells the server, if it can be told; else its idle time ends the publish. Idempotent.
-  void abort() noexcept;
+  // Drops what was put. errors: when the server could not be told; it drops an idle publish by itself.
+  Status abort(Micros deadline);
 
  private:
-  struct Unacknowledged {
+  struct Expected {  // answers come in the order of the questions
     std::uint64_t request = 0;
+    FrameType type = FrameType::kOk;
     BlockId block;
     std::uint64_t crc64 = 0;
-    std::uint64_t bytes = 0;
-    std::string tensor;
   };
-  PublishLink(const Endpoint& endpoint, const ClientId& client, GreetedSocket greeted);
-  Status check_open() const;
-  Status over(Error error);
-  Status send(std::span<const std::byte> bytes, Micros deadline);
-  Status flush(Micros deadline);
-  Status receive_some(Micros deadline);
-  Status take_answers();
-  Status on_put_done(std::span<const std::byte> meta);
-  Status drain(std::size_t puts_left, std::uint64_t bytes_left, Micros deadline);
-  Result<FrameType> ask(std::span<const std::byte> frame, std::uint64_t request, Micros deadline);
-  Result<Version> ask_finish(Micros deadline);
-  static Error cat_lost(const Error& lost, const Error& again);
+  PublishLink(GreetedSocket greeted, const Endpoint& endpoint, const ClientId& client)
+      : socket_(std::move(greeted.socket)), incarnation_(greeted.facts.incarnation), endpoint_(endpoint), client_(client) {}
+  Status usable() const;
+  void fail(Error error);
+  // The connection can't be used any more: part of a frame may be on its way.
+  void lose(Error error);
+  void queue(const Bytes& frame, const Expected& expected);
+  Status send_queued(Micros deadline);
+  Status send_body(std::span<const std::byte> bytes, std::uint64_t& crc, Micros deadline);
+  Status send_some(std::span<const std::byte>& bytes, Micros deadline);
+  Status wait_for_answers(std::size_t at_most, Micros deadline);
+  Result<bool> receive_answers();
+  Status on_answer();
+  Status ask(const Bytes& frame, const Expected& expected, Micros deadline);
+  Status reconnect(Micros deadline);
+  Status ask_to_finish(Micros deadline);
 
   ForkGuard guard_;
-  Endpoint endpoint_;
-  ClientId client_;
   Socket socket_;
   Incarnation incarnation_;
-  FrameParser parser_;
-  Bytes pending_;                       // frames not sent yet: many small puts are one system call
-  std::deque<Unacknowledged> puts_;     // in the order of their answers
-  std::uint64_t puts_bytes_ = 0;
-  std::uint64_t last_request_ = 0;
-  std::uint64_t asked_ = 0;             // request of the question under way; 0: none
-  std::optional<FrameType> answer_;
-  Bytes answer_meta_;
+  Endpoint endpoint_;
+  ClientId client_;
   PublishId publish_;
   Version version_;
+  std::uint64_t last_request_ = 0;
+  Bytes queued_;                      // small frames that share a send
+  std::deque<Expected> expected_;
+  FrameParser parser_;
+  bool fresh_ = false;                // the parser got bytes that it has not used up
+  std::optional<Error> answer_error_; // to the remove, alias or finish under way
   std::optional<Version> finished_;
-  std::optional<Error> over_;
+  std::optional<Error> failed_;       // final
+  bool lost_ = false;                 // failed_ is of the connection, see lose()
 };
 
 }  // namespace paramwire

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <system_error>
+#include <thread>
 
 namespace paramwire {
 
@@ -38,6 +40,23 @@ class ShmPin final : public BlockView::Pin {
   std::span<const std::byte> drop_;  // empty: pages stay
 };
 
+// Halves on a page, by two threads; where the system gives none, this one does both.
+std::uint64_t copy_in_halves(std::span<std::byte> target, const std::byte* source, std::uint64_t before) {
+  const std::size_t half = target.size() / 2 / 4096 * 4096;
+  const std::size_t rest = target.size() - half;
+  std::uint64_t second = 0;
+  const auto copy_second = [&] { second = copy_crc64(target.data() + half, source + half, rest, 0, Stores::kStreaming); };
+  std::thread helper;
+  try {
+    helper = std::thread(copy_second);
+  } catch (const std::system_error&) {
+    copy_second();
+  }
+  const std::uint64_t first = copy_crc64(target.data(), source, half, before, Stores::kStreaming);
+  if (helper.joinable()) helper.join();
+  return crc64_join(first, second, rest);
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- memory
@@ -48,6 +67,7 @@ class ShmLink::Memory final : public RemoteMemory {
 
   Micros deadline = 0;      // for arenas that must be asked for
   bool streaming = false;   // the read under way is long, although its extents are short
+  bool two_threads = false;
 
   // errors: kStale when the server has no such arena; as ControlLink::call and MappedArena::map.
   Result<std::shared_ptr<const MappedArena>> arena(std::uint16_t index) {
@@ -80,6 +100,7 @@ class ShmLink::Memory final : public RemoteMemory {
 
   Result<std::uint64_t> copy_crc64(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target, std::uint64_t before) override {
     PARAMWIRE_TRY(source, locate(index, offset, target.size()));
+    if (two_threads && target.size() >= kTwoThreadsFrom) return copy_in_halves(target, source, before);
     return paramwire::copy_crc64(target.data(), source, target.size(), before);
   }
   Result<std::uint32_t> copy_crc32c(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target) override {
@@ -114,7 +135,9 @@ class ShmLink::Memory final : public RemoteMemory {
 // ---------------------------------------------------------------- link
 
 ShmLink::ShmLink(std::unique_ptr<ControlLink> control, const ShmOptions& options)
-    : control_(std::move(control)), options_(options), memory_(std::make_unique<Memory>(*control_)), reader_(*memory_, options.omitted) {}
+    : control_(std::move(control)), options_(options), memory_(std::make_unique<Memory>(*control_)), reader_(*memory_, options.omitted) {
+  memory_->two_threads = options.two_threads;
+}
 
 ShmLink::~ShmLink() = default;
 

@@ -1,0 +1,107 @@
+"""Servers for the tests: in this process and in another one that can be frozen or killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import paramwire as pw
+import pytest
+
+# A server that publishes what it is told to: a line with {name: [dtype, shape]} publishes arange() of each plus "add"; "quit" ends it.
+SERVER_PROGRAM = """
+import json, sys
+import numpy as np
+import paramwire as pw
+
+with pw.Server(**json.loads(sys.argv[1])) as server:
+    print(json.dumps({"address": server.address, "endpoints": server.endpoints}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order == "quit":
+            break
+        with server.publish() as p:
+            for name, (dtype, shape) in order["tensors"].items():
+                p.put(name, np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype) + np.dtype(dtype).type(order.get("add", 0)))
+        print(json.dumps(list(server.newest)), flush=True)
+"""
+
+
+class ServerProcess:
+    """A server in a process of its own."""
+
+    def __init__(self, **options: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER_PROGRAM, json.dumps(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        facts = self._read()
+        self.address: str = facts["address"]
+        self.endpoints: list[str] = facts["endpoints"]
+
+    def _read(self):
+        line = self.process.stdout.readline()
+        assert line, f"the server process ended with status {self.process.wait()}"
+        return json.loads(line)
+
+    def publish(self, tensors: dict[str, tuple[str, tuple[int, ...]]], add: int = 0) -> pw.Version:
+        print(json.dumps({"tensors": tensors, "add": add}), file=self.process.stdin, flush=True)
+        return pw.Version(*self._read())
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+        self.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def transport(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[pw.Server]:
+    with pw.Server(unix_directory=str(tmp_path / "s")) as made:
+        yield made
+
+
+@pytest.fixture
+def client(server, transport) -> Iterator[pw.Client]:
+    with pw.connect(server.address, transport=transport, timeout=20.0) as made:
+        yield made
+
+
+@pytest.fixture
+def server_process(tmp_path: Path) -> Iterator[ServerProcess]:
+    made = ServerProcess(unix_directory=str(tmp_path / "s"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20240607)
