@@ -18,5 +18,4 @@ PYBIND11_MODULE(_core, module) {
   bind_snapshot(module);
   bind_graph(module);
   bind_engine(module);
-  bind_bench(module);
 }

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rich.progress import Progress, TaskID
 
 import paramwire
-from paramwire._core import _bench
+from paramwire import _bench
 from paramwire.cli_bench_common import Call, Child, available_memory, is_pattern, machine, measure, pattern
 from paramwire.cli_common import (
     CliError,

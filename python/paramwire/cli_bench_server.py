@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import paramwire
-from paramwire._core import _bench
+from paramwire import _bench
 from paramwire.cli_bench_common import pattern
 from paramwire.cli_common import json_line
 from paramwire.cli_memory import memory_now

@@ -15,7 +15,7 @@ import numpy as np
 from rich.text import Text
 
 import paramwire
-from paramwire._core import _bench
+from paramwire import _bench
 from paramwire.cli_bench_common import Child, measure
 from paramwire.cli_common import CliError, console, facts, in_bytes, json_line, notes
 

@@ -1,14 +1,13 @@
-// paramwire._core._bench, private: what `paramwire bench` measures paramwire against, and a reader of what was fetched.
-#include "module.hpp"
-
+// paramwire._bench, private: what `paramwire bench` measures paramwire against, and a reader of what was fetched. A module of its
+// own, so that nothing of it is loaded with paramwire itself.
 #include "baseline_tcp.h"
+
+#include <pybind11/pybind11.h>
 
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <string>
-
-namespace paramwire::bindings {
 
 namespace py = pybind11;
 
@@ -92,13 +91,10 @@ void tcp_fetch(int fd, std::uint64_t offset, const py::object& target) {
 
 }  // namespace
 
-void bind_bench(py::module_& module) {
-  py::module_ bench = module.def_submodule("_bench", "Baselines of `paramwire bench`.");
-  bench.def("copy", &copy, py::arg("target"), py::arg("source"));
-  bench.def("read", &read_all, py::arg("source"));
-  bench.def("tcp_options", &tcp_options, py::arg("fd"));
-  bench.def("tcp_serve", &tcp_serve, py::arg("fd"), py::arg("region"));
-  bench.def("tcp_fetch", &tcp_fetch, py::arg("fd"), py::arg("offset"), py::arg("target"));
+PYBIND11_MODULE(_bench, module) {
+  module.def("copy", &copy, py::arg("target"), py::arg("source"));
+  module.def("read", &read_all, py::arg("source"));
+  module.def("tcp_options", &tcp_options, py::arg("fd"));
+  module.def("tcp_serve", &tcp_serve, py::arg("fd"), py::arg("region"));
+  module.def("tcp_fetch", &tcp_fetch, py::arg("fd"), py::arg("offset"), py::arg("target"));
 }
-
-}  // namespace paramwire::bindings
