@@ -76,6 +76,7 @@ void SimServer::freeze(Micros time) {
   frozen_until_ = world_.now() + time;
   // When it wakes, what was queued is handled before its clock is looked at: pumps are retried at the same moment, and were
   // scheduled before the tick that follows.
+  if (world_.profile().tick_first) world_.after(time, Lane::kPassive, [this] { handlers_->tick(world_.now()); });
   world_.after(time + 1, Lane::kPassive, [this] { tick(); });
 }
 
