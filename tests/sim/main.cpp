@@ -101,7 +101,7 @@ int run_seeds(std::uint64_t first, std::uint64_t count) {
   const double seconds = static_cast<double>(steady_clock().now() - since) / 1e6;
   std::printf("%llu seeds from %llu passed, %.0f a second\n", static_cast<unsigned long long>(count), static_cast<unsigned long long>(first), static_cast<double>(count) / seconds);
   // Fewer seeds than this cannot be asked to reach every rare corner.
-  constexpr std::uint64_t kCoverageSeeds = 2000;
+  constexpr std::uint64_t kCoverageSeeds = 5000;
   return count < kCoverageSeeds || coverage.complete() ? 0 : 1;
 }
 
