@@ -176,10 +176,10 @@ class Publish:
         dtype: str | DTypeLike | None = None,
         shape: int | Iterable[int] | None = None,
     ) -> None:
-        """Store a tensor in blocks of at most `block_bytes`, each a range of rows (a row is never cut). As put
-        otherwise.
+        """Store a tensor in blocks of at most `block_bytes`, each a range of rows; a row is never cut. As put otherwise.
 
-        A tensor that is stored in other parts already must be removed first: finish() refuses blocks that overlap.
+        Replaces the tensor, whatever parts it had; a put of a part, or of the whole, needs a remove() before it when
+        the tensor is stored in other parts.
         """
 
     def put_all(self, arrays: Mapping[str, Any]) -> None:
