@@ -29,6 +29,8 @@ test:
 bench:
 	$(setup) packages venv install model build:release
 	@.venv/bin/paramwire bench fetch --json $(BENCH_ARGS)
+	@.venv/bin/paramwire bench generate --json
+	@.venv/bin/paramwire bench memory --json
 	@set -e; for program in build/release/bench/*_bench; do if [ -x "$$program" ]; then "$$program"; fi; done
 
 lint:

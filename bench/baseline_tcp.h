@@ -1,0 +1,28 @@
+/* The plain TCP fetch that paramwire's tcp transport is measured against: request and response over one connection between two
+ * processes, blocking sockets with TCP_NODELAY, no check of the bytes. Whoever calls opens the sockets. */
+#ifndef PARAMWIRE_BENCH_BASELINE_TCP_H
+#define PARAMWIRE_BENCH_BASELINE_TCP_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Turns Nagle's algorithm off, as paramwire's sockets do; no other option differs from the system's defaults on either side.
+ * returns: 0, or errno */
+int baseline_tcp_options(int fd);
+
+/* Answers requests on `fd` with bytes of `region` until the peer closes.
+ * returns: 0, errno of the call that failed, or ERANGE for a request beyond region_size */
+int baseline_tcp_serve(int fd, const void *region, uint64_t region_size);
+
+/* Reads `size` bytes at `offset` of the server's region into `target`.
+ * returns: 0, errno of the call that failed, or ECONNRESET when the server closed early */
+int baseline_tcp_fetch(int fd, uint64_t offset, void *target, uint64_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

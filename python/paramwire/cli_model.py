@@ -1,0 +1,284 @@
+"""Model files on their way to a server, and the description of a model that `serve` publishes beside its weights.
+
+Two uint8 tensors under reserved names make a server enough for `generate`: the model's shape and its tokenizer, JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.progress import Progress
+
+import paramwire
+from paramwire import huggingface
+from paramwire.cli_common import CliError, notes
+from paramwire.gguf_file import GgufFile
+from paramwire.model_file import DTYPE_BITS, ModelFileError, ModelTensor, label_of, to_bf16, view_as
+from paramwire.safetensors_file import SafetensorsFile
+from paramwire.tokenizer import Tokenizer
+
+RESERVED_PREFIX = "paramwire."
+MODEL_NAME = "paramwire.model.json"
+TOKENIZER_NAME = "paramwire.tokenizer.json"
+# Most bytes of either description that `generate` takes from a server: vocabularies of some hundred thousand tokens
+# have 20 MB.
+DESCRIPTION_BYTES_MAX = 256 << 20
+
+# Smallest tensors that are looked at for being the same twice (tied weights): norms of small models are often all ones,
+# and equal by chance; embeddings and heads are far larger.
+TIED_BYTES_MIN = 64 << 10
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor that is still in its file."""
+
+    name: str
+    dtype: str | None  # its label; None: quantised, float32 when read
+    shape: tuple[int, ...]
+    read: Callable[[str], ModelTensor]  # as "bf16", "f32" or "keep"
+
+    def size_bytes(self, dtype: str) -> int:
+        """Bytes once it is read as `dtype`."""
+        label = self.dtype or "f32"
+        if dtype != "keep" and label in FLOATS:
+            label = dtype
+        return int(np.prod(self.shape, dtype=np.int64)) * DTYPE_BITS[label] // 8
+
+
+@dataclass
+class Model:
+    """One model in one or more files."""
+
+    tensors: list[FileTensor]
+    description: dict[str, Any] | None = None  # for MODEL_NAME; None: not known, `generate` can't use it
+    tokenizer: dict[str, Any] | None = None  # for TOKENIZER_NAME: a GGUF file's "tokenizer." keys
+    notes: list[str] = field(default_factory=list)
+
+
+def as_served(array: npt.NDArray[Any], label: str | None, dtype: str) -> tuple[npt.NDArray[Any], str]:
+    """`array` as it is published, and its label: floats as `dtype` ("bf16", "f32" or "keep"), others unchanged.
+
+    errors: CliError for a type that paramwire does not store
+    """
+    try:
+        label = label or label_of(array.dtype)
+    except ModelFileError as error:
+        raise CliError(str(error)) from error
+    if dtype == "keep" or label == dtype or label not in FLOATS:
+        return array, label
+    if label == "bf16":
+        bits = np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32).reshape(array.shape), "f32"
+    values = array.astype(np.float32)
+    return (values, "f32") if dtype == "f32" else (view_as(to_bf16(values), "bf16"), "bf16")
+
+
+@contextlib.contextmanager
+def open_model(paths: Sequence[Path]) -> Iterator[Model]:
+    """The tensors of all files as one model. errors: CliError naming the file, and both for a name that both hold."""
+    model = Model([])
+    homes: dict[str, Path] = {}
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            try:
+                found = open_gguf(path) if is_gguf(path) else open_safetensors(path, stack)
+            except (ModelFileError, OSError) as error:
+                raise CliError(str(error)) from error
+            for tensor in found.tensors:
+                if tensor.name.startswith(RESERVED_PREFIX):
+                    raise CliError(
+                        f"{path}: tensor {tensor.name!r}: names that begin with {RESERVED_PREFIX!r} are paramwire's own"
+                    )
+                if tensor.name in homes:
+                    raise CliError(
+                        f"{path}: tensor {tensor.name!r} is in {homes[tensor.name]} as well: serve one of them"
+                    )
+                homes[tensor.name] = path
+            model.tensors += found.tensors
+            model.description = model.description or found.description
+            model.tokenizer = model.tokenizer or found.tokenizer
+            model.notes += [note for note in found.notes if note not in model.notes]
+        if model.description is not None and not is_whole(model):
+            model.description = None
+        yield model
+
+
+def is_gguf(path: Path) -> bool:
+    """By content, else by name: a cut or damaged file is then reported by the reader that it was meant for."""
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF" or path.suffix == ".gguf"
+
+
+def is_whole(model: Model) -> bool:
+    """Whether the files hold the embedding at least: a description is of no use beside a part of a model."""
+    names = {tensor.name for tensor in model.tensors}
+    return bool(names & {"token_embd.weight", "model.embed_tokens.weight"})
+
+
+def open_gguf(path: Path) -> Model:
+    file = GgufFile(path)
+    kinds = {"F32": "f32", "BF16": "bf16"}
+
+    def reader(name: str) -> Callable[[str], ModelTensor]:
+        kept = kinds.get(file.stored_type(name), "f32")
+        return lambda dtype: file.tensor(name, dtype=kept if dtype == "keep" else dtype)
+
+    model = Model(
+        [FileTensor(name, kinds.get(file.stored_type(name)), file.shape(name), reader(name)) for name in file.names()]
+    )
+    metadata = file.metadata()
+    try:
+        config = file.llama_config()
+    except (ModelFileError, KeyError) as error:
+        model.notes.append(f"served without a description for `generate`: {error}")
+        return model
+    model.description = {"name": str(metadata.get("general.name", path.stem)), "naming": "gguf", "config": config}
+    model.tokenizer = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    return model
+
+
+def open_safetensors(path: Path, stack: contextlib.ExitStack) -> Model:
+    file = stack.enter_context(SafetensorsFile(path))
+
+    def reader(name: str) -> Callable[[str], ModelTensor]:
+        def read(dtype: str) -> ModelTensor:
+            tensor = file.tensor(name)
+            array, label = as_served(tensor.data, tensor.dtype, dtype)
+            return ModelTensor(name, label, tensor.shape, array)
+
+        return read
+
+    model = Model([FileTensor(name, entry.dtype, entry.shape, reader(name)) for name, entry in file.entries.items()])
+    config = path.parent / "config.json"
+    if not config.is_file():
+        model.notes.append(f"served without a description for `generate`: {config} is not there")
+        return model
+    try:
+        model.description = {
+            "name": path.parent.name,
+            "naming": "hf",
+            "config": huggingface.llama_config(
+                config, attention_bias="model.layers.0.self_attn.q_proj.bias" in file.entries
+            ),
+        }
+        model.tokenizer = huggingface.tokenizer_metadata(path.parent)
+    except ModelFileError as error:
+        model.description = None
+        model.notes.append(f"served without a description for `generate`: {error}")
+    return model
+
+
+def publish_model(publish: paramwire.Publish, model: Model, dtype: str, block_bytes: int, progress: Progress) -> int:
+    """Puts every tensor, one in memory at a time, and the description. returns: bytes put, equal tensors once"""
+    for note in model.notes:
+        notes().print(note)
+    task = progress.add_task("publishing", total=sum(tensor.size_bytes(dtype) for tensor in model.tensors))
+    seen: dict[tuple[str, tuple[int, ...], int], FileTensor] = {}
+    done = 0
+    for tensor in model.tensors:
+        data = tensor.read(dtype)
+        twin = find_twin(seen, tensor, data, dtype)
+        if twin is not None:
+            publish.alias(tensor.name, twin.name)
+        else:
+            publish.put_rows(tensor.name, data.data, block_bytes, dtype=data.dtype, shape=data.shape)
+            done += data.data.nbytes
+        progress.advance(task, tensor.size_bytes(dtype))
+    for name, content in ((MODEL_NAME, model.description), (TOKENIZER_NAME, model.tokenizer)):
+        if content is not None and model.description is not None:
+            text = json.dumps(content, ensure_ascii=False, default=plain).encode()
+            publish.put(name, np.frombuffer(text, np.uint8))
+            done += len(text)
+    return done
+
+
+def find_twin(
+    seen: dict[tuple[str, tuple[int, ...], int], FileTensor], tensor: FileTensor, data: ModelTensor, dtype: str
+) -> FileTensor | None:
+    """An earlier tensor with the very same bytes, if any: tied weights that a file holds twice are stored once."""
+    if data.data.nbytes < TIED_BYTES_MIN:
+        return None
+    flat = np.ascontiguousarray(data.data).reshape(-1).view(np.uint8)
+    twin = seen.setdefault((data.dtype, data.shape, paramwire.crc64(flat)), tensor)
+    if twin is tensor:
+        return None
+    other = np.ascontiguousarray(twin.read(dtype).data).reshape(-1).view(np.uint8)
+    return twin if np.array_equal(flat, other) else None
+
+
+def plain(value: Any) -> Any:
+    """numpy's numbers and arrays, for json."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
+
+
+# ---------------------------------------------------------------- the reading side
+
+
+class ServedModel:
+    """A model as a compute process sees it: from the description on the server alone."""
+
+    def __init__(self, snapshot: paramwire.Snapshot, description: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+        self._snapshot = snapshot
+        self._naming = description["naming"]
+        self._config: dict[str, Any] = dict(description["config"])
+        self.name: str = description["name"]
+        self.tokenizer = tokenizer
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens after which an answer is over."""
+        end = self.tokenizer.end_of_text
+        return frozenset() if end is None else frozenset([end])
+
+    def encode(self, prompt: str, *, chat: bool) -> list[int]:
+        """Token ids of a message in the model's chat template; without `chat` or a template, of the text as it is."""
+        if chat:
+            with contextlib.suppress(ModelFileError):
+                prompt = self.tokenizer.chat_prompt([{"role": "user", "content": prompt}])
+        return self.tokenizer.encode(prompt)
+
+    def graph(self, layers: int | None = None) -> paramwire.Graph:
+        """The model's graph; with `layers` that many of its layers, for what a process needs beside parameters."""
+        config = self._config if layers is None else self._config | {"layers": layers}
+        return paramwire.Graph.llama(config, naming=self._naming, tied=bool(config["tied_head"]))
+
+    def bytes_of(self, graph: paramwire.Graph) -> int:
+        """Bytes of the parameters that `graph` reads, each once."""
+        infos = {info.name: info for info in self._snapshot.tensors()}
+        stored = {infos[name].alias_of or name: infos[name].nbytes for name, _ in graph.parameters if name in infos}
+        return sum(stored.values())
+
+
+def read_served_model(snapshot: paramwire.Snapshot) -> ServedModel:
+    """errors: CliError when the server tells nothing of its model, or something that this version can't read."""
+    contents = []
+    for name in (MODEL_NAME, TOKENIZER_NAME):
+        if name not in snapshot:
+            raise CliError(
+                f"the server has no tensor {name!r}, so what its weights mean is not known here: publish the model "
+                "with `paramwire serve`, from a GGUF file or from safetensors beside config.json and tokenizer.json"
+            )
+        size = snapshot.info(name).nbytes
+        if size > DESCRIPTION_BYTES_MAX:
+            raise CliError(
+                f"{name!r} has {size} bytes, more than the {DESCRIPTION_BYTES_MAX} that a description may have"
+            )
+        try:
+            contents.append(json.loads(bytes(snapshot.fetch(name))))
+        except ValueError as error:
+            raise CliError(f"{name!r} on the server is not JSON: {error}") from error
+    description, metadata = contents
+    try:
+        return ServedModel(snapshot, description, Tokenizer(metadata))
+    except (KeyError, TypeError, ModelFileError) as error:
+        raise CliError(f"the server's description of its model can't be used: {error}") from error

@@ -1,0 +1,120 @@
+"""`paramwire serve`: publishes model files and serves them until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import paramwire
+from paramwire.cli_common import CliError, bytes_progress, console, facts, in_bytes, json_line
+from paramwire.cli_model import open_model, publish_model
+
+# How long readers get to take what is queued for them when the server stops, in seconds.
+DRAIN_SECONDS = 5.0
+
+
+class Stop(BaseException):
+    """SIGTERM or SIGINT came. No Exception: nothing between the signal and `serve` may take it for an error."""
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[int]:
+    """Inside, the first SIGTERM or SIGINT raises Stop in the main thread; a second one ends the process at once.
+
+    gives: a descriptor that becomes readable with the signal, so that a wait on it can't miss one
+    """
+
+    def stop(_: int, __: FrameType | None) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        raise Stop
+
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    former = [(number, signal.signal(number, stop)) for number in (signal.SIGTERM, signal.SIGINT)]
+    former_fd = signal.set_wakeup_fd(writing)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(former_fd)
+        for number, handler in former:
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+def serve(options: argparse.Namespace) -> int:
+    if options.ready_fd is not None:
+        try:
+            os.fstat(options.ready_fd)
+        except OSError as error:
+            raise CliError(f"--ready-fd {options.ready_fd}: {error.strerror}") from error
+    server: paramwire.Server | None = None
+    with contextlib.suppress(Stop), stop_signals() as wake:
+        try:
+            with open_model([Path(name) for name in options.models]) as model:
+                server = paramwire.Server(
+                    options.listen,
+                    state=options.state,
+                    memory_limit=options.memory_limit,
+                    huge_pages=options.huge_pages,
+                )
+                begin = time.perf_counter()
+                with bytes_progress(not options.quiet) as progress, server.publish() as publish:
+                    nbytes = publish_model(publish, model, options.dtype, options.block_bytes, progress)
+                    version = publish.finish()
+            say(options, server, version, nbytes, time.perf_counter() - begin)
+            wait_for_end(wake, options.stop_on_eof)
+        finally:
+            if server is not None:
+                server.close(DRAIN_SECONDS)
+    return 0
+
+
+def say(
+    options: argparse.Namespace, server: paramwire.Server, version: paramwire.Version, nbytes: int, spent: float
+) -> None:
+    """Tells people and parent processes where the model is."""
+    ready: dict[str, Any] = {
+        "address": server.address,
+        "endpoints": list(server.endpoints),
+        "version": str(version),
+        "bytes": nbytes,
+        "pid": os.getpid(),
+    }
+    if options.json:
+        json_line(ready)
+    elif not options.quiet:
+        pairs = [("version", str(version)), ("bytes", f"{in_bytes(nbytes)}, published in {spent:.1f} s")]
+        pairs += [("address", endpoint) for endpoint in server.endpoints]
+        names = ", ".join(Path(name).name for name in options.models)
+        console().print(facts(f"serving {names}", pairs))
+        console().print("Ctrl-C or SIGTERM stops it.")
+        sys.stdout.flush()
+    line = json.dumps(ready) + "\n"
+    if options.ready_file is not None:
+        target = Path(options.ready_file)
+        part = target.with_name(f"{target.name}.{os.getpid()}")
+        part.write_text(line)
+        part.replace(target)  # whoever waits for the file never sees half of it
+    if options.ready_fd is not None:
+        with os.fdopen(options.ready_fd, "w") as file:
+            file.write(line)
+
+
+def wait_for_end(wake: int, stop_on_eof: bool) -> None:
+    """Returns at the end of stdin, if wanted; else waits until a signal raises Stop."""
+    while True:
+        readable, _, _ = select.select([wake, *([sys.stdin] if stop_on_eof else [])], [], [])
+        if sys.stdin in readable and not os.read(sys.stdin.fileno(), 4096):
+            return

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from paramwire.cli_common import CliError
+from paramwire.cli_demo import find_model
+
+PROMPT = ("--prompt", "the thing")
+
+
+def generate(cli, address, *extra):
+    records = cli.json_lines("generate", address, "--json", "--ignore-end", "--tokens", "9", *PROMPT, *extra)
+    assert records[0]["event"] == "start"
+    assert records[-1]["event"] == "result"
+    texts = [record["text"] for record in records[1:-1]]
+    assert "".join(texts) == records[-1]["text"]
+    return records[-1]
+
+
+def test_generate_makes_the_same_tokens_however_the_weights_come(cli, tiny_gguf, tiny_safetensors):
+    results = []
+    for model in (tiny_gguf, tiny_safetensors):
+        with cli.serving(model.path, "--block-bytes", "4KiB") as facts:
+            for address, *extra in (
+                (facts["address"], "--transport", "shm"),
+                (facts["address"], "--transport", "shm", "--source", "copy", "--budget", "40%"),
+                (facts["address"], "--transport", "shm", "--source", "view", "--budget", "40%"),
+                (cli.tcp_of(facts), "--budget", "40%", "--threads", "1"),
+            ):
+                result = generate(cli, address, *extra)
+                assert result["tokens"] == 9
+                assert result["version"] == facts["version"]
+                if "--budget" in extra:
+                    assert 0 < result["held_bytes_max"] <= result["budget_bytes"] < result["model_bytes"]
+                results.append(result["ids"])
+    assert all(ids == results[0] for ids in results)
+
+
+def test_generate_shows_text_on_stdout_and_facts_beside_it(cli, tiny_gguf):
+    with cli.serving(tiny_gguf.path) as facts:
+        expected = generate(cli, facts["address"])["text"]
+        done = cli.run("generate", facts["address"], "--ignore-end", "--tokens", "9", *PROMPT)
+    assert done.stdout == expected + "\n"
+    assert "tokens/s" in done.stderr
+
+
+def test_generate_from_a_server_that_describes_no_model_says_what_to_do(cli, tmp_path):
+    import numpy as np
+    from paramwire.safetensors_file import write_safetensors
+
+    write_safetensors(tmp_path / "bare.safetensors", {"x": np.zeros(4, np.float32)})
+    with cli.serving(tmp_path / "bare.safetensors") as facts:
+        done = cli.run("generate", facts["address"], *PROMPT, status=1)
+    assert "paramwire.model.json" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_budget_too_small_names_one_that_would_do(cli, tiny_gguf):
+    with cli.serving(tiny_gguf.path) as facts:
+        done = cli.run("generate", facts["address"], "--budget", "16", *PROMPT, status=1)
+    assert "budget" in done.stderr
+
+
+FETCH_FIELDS = {
+    "bench", "language", "transport", "bytes", "memory", "p50_us", "p99_us", "gb_per_s", "baseline", "baseline_p50_us",
+    "baseline_gb_per_s", "ratio", "verified", "retries", "cpu_s_per_gb", "correct",
+}  # fmt: skip
+
+
+def test_bench_fetch_prints_one_whole_record_for_each_figure(cli):
+    records = cli.json_lines(
+        "bench", "fetch", "--json", "--sizes", "64,4KiB,1MiB", "--rotate", "4MiB", "--seconds", "0.05"
+    )
+    seen = {(record["transport"], record["bytes"], record["bench"], record["memory"]) for record in records}
+    assert len(seen) == len(records)
+    for size in (64, 4096, 1 << 20):
+        assert {key[2:] for key in seen if key[:2] == ("tcp", size)} == {("fetch", "cold"), ("fetch", "warm")}
+        assert {key[2:] for key in seen if key[:2] == ("shm", size)} == {
+            ("fetch", "cold"), ("fetch", "warm"), ("fetch_read", "cold"), ("first_view", "cold"), ("view", "warm"),
+        }  # fmt: skip
+    for record in records:
+        assert record.keys() >= FETCH_FIELDS
+        assert record["correct"] is True
+        assert 0 < record["p50_us"] <= record["p99_us"]
+        if record["bench"] == "view":
+            assert record["baseline"] is None
+            continue
+        assert record["retries"] == 0
+        assert record["verified"] == record["calls"] > 0
+        assert record["baseline"] == {"tcp": "plain tcp"}.get(
+            record["transport"], "memcpy and read" if record["bench"] == "fetch_read" else "memcpy"
+        )
+        assert record.get("ratio_min", 0) <= record["ratio"] <= record.get("ratio_max", math.inf)
+        assert all(record[name] > 0 for name in ("gb_per_s", "baseline_p50_us", "ratio", "cpu_s_per_gb"))
+
+
+def test_bench_fetch_for_people_is_a_table(cli):
+    done = cli.run("bench", "fetch", "--sizes", "64", "--rotate", "64KiB", "--seconds", "0.02", "--transport", "shm")
+    assert "shm, from Python" in done.stdout
+    assert "first view" in done.stdout
+    assert "tcp" not in done.stdout
+
+
+def test_bench_fetch_refuses_blocks_that_do_not_fit_into_memory(cli):
+    done = cli.run("bench", "fetch", "--sizes", "900GiB", status=1)
+    assert "--sizes" in done.stderr
+
+
+def test_bench_generate_compares_with_local_weights_and_with_the_link(cli, tiny_gguf):
+    arguments = ("--model", tiny_gguf.path, "--tokens", "16", "--budget", "40%")
+    records = cli.json_lines("bench", "generate", "--json", *arguments)
+    assert [record["transport"] for record in records] == ["shm", "tcp"]
+    for record in records:
+        assert record["correct"] is True
+        assert record["ratio"] > 0
+        assert record["held_bytes_max"] <= record["budget_bytes"]
+    assert records[1]["bound_ratio"] > 0
+
+
+def test_bench_memory_counts_what_is_needed_beside_the_bytes(cli):
+    arguments = ("--model-bytes", "16MiB", "--tensors", "100", "--tiny", "20000")
+    records = cli.json_lines("bench", "memory", "--json", *arguments)
+    assert [record["bench"] for record in records] == ["fetch_model_memory"] * 2 + ["tiny_tensors_memory"]
+    assert all(record["correct"] and record["fits"] for record in records)
+
+
+def demo_records(cli, *arguments):
+    records = cli.json_lines("demo", "--json", *arguments)
+    runs = {record["run"]: record for record in records}
+    assert list(runs) == ["shm", "tcp", "new version"]
+    shm, tcp, later = runs.values()
+    assert shm["ids"] == tcp["ids"]
+    assert shm["version"] == tcp["version"] != later["version"]
+    assert tcp["newest"] == later["version"]
+    for run in (shm, tcp):
+        assert run["fits"] is True
+        assert run["parameter_memory"] <= run["budget_bytes"]
+        assert run["held_bytes_max"] <= run["budget_bytes"]
+    assert shm["local_ratio"] > 0
+    assert tcp["bound_ratio"] > 0
+    return runs
+
+
+def test_demo_of_a_tiny_model_shows_both_versions(cli, tiny_gguf):
+    # Pages of memory are larger than the tiny model's budget would be, so it gets one that holds all of it. So many
+    # tokens do not fit into the pipe between the processes: the compute process can't be over before the demo has read
+    # of it and published.
+    demo_records(cli, "--model", tiny_gguf.path, "--tokens", "3000", "--budget", "64MiB")
+
+
+def test_demo_of_the_real_model_keeps_its_budget_of_a_quarter(cli):
+    try:
+        find_model(None)
+    except CliError as error:
+        pytest.skip(f"the real model is not installed: {error}")
+    runs = demo_records(cli, "--tokens", "12")
+    assert runs["shm"]["budget_bytes"] * 4 <= runs["shm"]["model_bytes"] < 300_000_000
