@@ -486,9 +486,11 @@ std::thread ClientImpl::start_thread(const char* name, void (ClientImpl::*loop)(
 }
 
 void ClientImpl::close() {
-  if (fork_.in_child()) {  // threads and sockets are the parent's
+  if (fork_.in_child()) {
+    // Threads and sockets are the parent's. A thread that is not in this process can be neither joined nor detached (glibc
+    // answers EINVAL, which std::thread throws): its handle is left behind.
     for (std::thread* thread : {&renew_thread_, &fetch_thread_}) {
-      if (thread->joinable()) thread->detach();
+      if (thread->joinable()) static_cast<void>(new std::thread(std::move(*thread)));
     }
     return;
   }
