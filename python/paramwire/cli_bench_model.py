@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 import paramwire
 from paramwire.cli_bench_common import Child, is_pattern, machine
 from paramwire.cli_common import CliError, console, facts, in_bytes, json_line, notes, steps_progress
-from paramwire.cli_demo import find_model, link_gb_per_s
-from paramwire.cli_generate import in_budget
+from paramwire.cli_demo import find_model, link_gb_per_s, serving
+from paramwire.cli_generate import engine_budget, in_budget
 from paramwire.cli_memory import PeakMemory, memory_now
 from paramwire.cli_model import read_served_model
 
@@ -37,13 +38,15 @@ class Generation:
         graph = model.graph()
         self.model_bytes = model.bytes_of(graph)
         ids = model.encode(PROMPT, chat=True)
+        context = len(ids) + options.tokens + 1
+        self.limit = in_budget(budget, self.model_bytes)
         self.engine = paramwire.Engine(
             snapshot,
             graph,
-            budget=in_budget(budget, self.model_bytes),
+            budget=engine_budget(model, self.limit, len(ids), context),
             threads=options.threads or 0,
             source=source,
-            context=len(ids) + options.tokens + 1,
+            context=context,
         )
         # The first step reads the prompt, and, without a budget, makes all weights local: it is nobody's figure.
         self.token = int(np.argmax(self.engine.step(ids)))
@@ -67,7 +70,7 @@ def bench_generate(options: argparse.Namespace) -> int:
     path = find_model(options.model)
     if not options.json:
         notes().print(f"starting a server process for {path.name}, weights as bf16")
-    with Child("paramwire", ["serve", str(path), "--dtype", "bf16", "--json", "--stop-on-eof"]) as server:
+    with tempfile.TemporaryDirectory() as folder, serving(path, folder) as server:
         ready = server.record()
         tcp = next(endpoint for endpoint in ready["endpoints"] if endpoint.startswith("tcp:"))
         records = [
@@ -109,7 +112,7 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
         "source": stats["source"],
         "tokens": len(remote.ids) - 1,
         "model_bytes": model_bytes,
-        "budget_bytes": stats["budget_bytes"],
+        "budget_bytes": remote.limit,
         "held_bytes_max": stats["held_bytes_max"],
         "bytes_per_token": bytes_per_token,
         "tokens_per_s": speed,

@@ -252,6 +252,16 @@ class ServedModel:
         config = self._config if layers is None else self._config | {"layers": layers}
         return paramwire.Graph.llama(config, naming=self._naming, tied=bool(config["tied_head"]))
 
+    def state_bytes(self, context: int, step: int) -> int:
+        """What a computation holds beside parameters: the key/value cache of `context` tokens, and the activations of `step`.
+
+        source: SessionOptions (compute/backend.hpp), whose sizes these are
+        """
+        config = self._config
+        head = config["head_size"] or config["width"] // config["heads"]
+        cache = 2 * config["layers"] * config["kv_heads"] * head * 4 * context
+        return int(cache + 4 * (2 * config["width"] + 3 * config["ffn_width"]) * step)
+
     def bytes_of(self, graph: paramwire.Graph) -> int:
         """Bytes of the parameters that `graph` reads, each once."""
         infos = {info.name: info for info in self._snapshot.tensors()}
