@@ -310,6 +310,20 @@ TEST_F(BlockStoreTest, ALeasedVersionStaysWithItsBytesUntilTheLeaseEnds) {
   EXPECT_EQ(store_->renew(opened->lease, 1000, 1900).error().code(), Code::kStale);
 }
 
+TEST_F(BlockStoreTest, ALeaseIdOfAFormerIncarnationHitsNobodysLease) {
+  publish("a", 10, 1);
+  const auto former = store_->open(std::nullopt, 1000, 0);
+  ASSERT_TRUE(former.ok());
+  incarnation_ = {8, 0x8877665544332211};
+  reset({});
+  publish("a", 10, 1);
+  const auto lease = store_->open(std::nullopt, 1000, 0);
+  ASSERT_TRUE(lease.ok());
+  store_->release(former->lease, 0);
+  EXPECT_EQ(store_->renew(former->lease, 1000, 0).error().code(), Code::kStale);
+  EXPECT_TRUE(store_->renew(lease->lease, 1000, 0).ok());
+}
+
 TEST_F(BlockStoreTest, ALeaseIsNoLongerThanTheLongestGrant) {
   BlockStoreOptions options;
   options.lease_ttl_max = 50;

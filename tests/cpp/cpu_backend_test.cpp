@@ -2,12 +2,17 @@
 #include "paramwire/base/env.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/compute/backend.hpp"
+#include "paramwire/compute/cpu_backend.hpp"
 #include "paramwire/compute/kernels.hpp"
 #include "paramwire/compute/llama.hpp"
 #include "paramwire/compute/team.hpp"
 
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -351,6 +356,21 @@ TEST(Backend, OpenNamesWhatItKnows) {
   EXPECT_NE((*backend)->description().find("2 threads"), std::string::npos);
 }
 
+// Goal: a library or kernel that multiplies wrongly on this processor is named, not used. Method: sets with one wrong loop.
+TEST(CpuBackend, AWrongProductMakesItUnavailable) {
+  const kernels::Set& right = *kernels::usable_sets().front();
+  ASSERT_TRUE(check_cpu_products(right).ok());
+  kernels::Set wrong = right;
+  wrong.name = "broken";
+  wrong.dot_rows[1] = [](const kernels::Rows& rows, const float*, std::size_t, std::size_t tokens, float* y, std::size_t y_stride, bool) {
+    for (std::size_t token = 0; token < tokens; ++token) std::fill_n(y + token * y_stride, rows.count, 0.0F);
+  };
+  expect_error(check_cpu_products(wrong), Code::kUnavailable, {"broken dot kernel, bf16", "expected"});
+  wrong = right;
+  wrong.widen[2] = [](const std::byte*, float* target, std::size_t count) { std::fill_n(target, count, std::nanf("")); };
+  expect_error(check_cpu_products(wrong), Code::kUnavailable, {"BLIS", "f16", "expected"});
+}
+
 // ---------------------------------------------------------------- the parts
 
 // Goal: every set that this processor can run, not only the best one, agrees with double precision.
@@ -437,6 +457,20 @@ TEST(Team, EveryPartRunsOnceWithAWorkerOfItsOwn) {
       EXPECT_EQ(runs, std::vector<std::uint32_t>(parts, 1));
     }
   }
+}
+
+TEST(Team, AForkedChildCanDropIt) {
+  std::unique_ptr<Team> team = std::move(*Team::start(3));
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);  // a hang ends the child by a signal
+    team.reset();
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(Team, CallersOfSeveralThreadsTakeTurns) {

@@ -34,7 +34,7 @@ class StoreFixture : public testing::Test {
     tier.limit_bytes = limit;
     tier_ = *MemoryTier::open(MemoryTier::Backing::kPrivate, tier);
     if (options.epoch == 0) options.epoch = 1;
-    options.incarnation = {7, 7};
+    options.incarnation = incarnation_;
     store_ = std::make_unique<BlockStore>(*tier_, &pins_, options);
     clock_ = {};
   }
@@ -93,6 +93,7 @@ class StoreFixture : public testing::Test {
   std::unique_ptr<Tier> tier_;
   std::unique_ptr<BlockStore> store_;
   VersionClock clock_;
+  Incarnation incarnation_{7, 0x1122334455667788};
   std::uint64_t last_publish_ = 0;
 };
 

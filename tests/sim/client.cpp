@@ -163,7 +163,7 @@ Result<FrameParser::BodyTarget> SimClient::head(const FrameHeader& header, std::
     if (type == FrameType::kOk) {
       lease_->valid_until = sent + lease_->ttl;
     } else if (type == FrameType::kError) {
-      if (world_.now() < lease_->valid_until && world_.now() < lease_->asked + world_.store_options().lease_age_max && dialled_ == leased_.server) {
+      if (world_.now() < lease_->valid_until && world_.now() < lease_->asked + world_.store_options().lease_age_max && world_.server() == leased_.server) {
         world_.fail(cat("P3: lease ", lease_->id, " ended before its time"));
       }
       lease_.reset();
@@ -259,11 +259,19 @@ void SimClient::opened() {
     locators.push_back(read_locator(tail.subspan(static_cast<std::size_t>(i * kLocatorBytes)).first<kLocatorBytes>()));
   }
   auto manifest = Manifest::apply_delta(sent_held_.manifest.get(), stream, [before](std::size_t i) { return static_cast<std::uint32_t>(before + i); });
-  if (!manifest.ok() || message.incarnation != server_incarnation_) {
+  if (message.incarnation != server_incarnation_) {  // P9: greet again, whoever answers now
+    world_.coverage().reads["manifest of another incarnation"]++;
+    Connection& connection = *connection_;
+    world_.cut(connection);
+    drop_connection();
+    const Error error = gone();
+    if (fetch_) step(Event::kLost, &error);
+    return;
+  }
+  if (!manifest.ok()) {
     world_.coverage().reads["manifest refused"]++;
     held_ = {};
-    const Error error = manifest.ok() ? Error(Code::kCorrupt, "a manifest of another incarnation") : manifest.error();
-    if (fetch_) step(Event::kCorrupt, &error);
+    if (fetch_) step(Event::kCorrupt, &manifest.error());
     return;
   }
   world_.checker().manifest(message.incarnation, *manifest);

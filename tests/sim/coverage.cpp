@@ -24,7 +24,7 @@ constexpr const char* kFrames[] = {"HELLO", "SNAPSHOT", "RENEW", "RELEASE", "GET
 constexpr const char* kFaults[] = {"connection lost", "server frozen", "server killed", "client frozen", "client killed", "publisher frozen", "publisher killed",
                                    "publisher gone mid-put", "publisher falls silent", "reader stalls between two lines", "bit flipped in transit",
                                    "bit flipped in a payload", "bit flipped in an extent table", "bit flipped in a slot header", "proxy: other version",
-                                   "proxy: other incarnation", "restart with the same epoch"};
+                                   "proxy: other incarnation", "proxy: connections handed to the restarted server", "restart with the same epoch"};
 
 constexpr const char* kStore[] = {"published", "publish refused", "publish refused: base", "publish aborted", "publish expired", "finish repeated", "put refused",
                                   "put came out altered", "tensor removed", "alias made", "slot superseded", "slot reclaimed", "slot quarantined",
@@ -32,7 +32,7 @@ constexpr const char* kStore[] = {"published", "publish refused", "publish refus
 
 constexpr const char* kReads[] = {"one-sided whole: ok", "one-sided range: ok", "stream whole: ok", "stream range: ok", "one-sided whole: stale", "stream whole: stale",
                                   "one-sided whole: corrupt", "stream whole: corrupt", "one-sided range: corrupt", "stream range: corrupt", "view given",
-                                  "view refused: stale", "view refused: corrupt", "manifest refused", "fetch failed: timeout", "fetch failed: unreachable",
+                                  "view refused: stale", "view refused: corrupt", "manifest refused", "manifest of another incarnation", "fetch failed: timeout", "fetch failed: unreachable",
                                   "fetch failed: stale", "fetch failed: corrupt", "frame refused by client"};
 
 void list(const char* title, const std::map<std::string, std::uint64_t>& counts) {

@@ -161,7 +161,7 @@ void SimClient::end_batch() {
       const Lease* lease = leased ? &*fetch_->lease : nullptr;
       const Micros now = world_.now();
       const bool excused = world_.corrupting() || world_.lies() != fetch_->lies || (world_.remapping() && fetch_->one_sided && world_.server() != fetch_->held.server) ||
-                           (!fetch_->one_sided && server_incarnation_ != fetch_->held.incarnation);
+                           (!fetch_->one_sided && world_.server() != fetch_->held.server);
       if (lease != nullptr && now < lease->valid_until && now < lease->asked + world_.store_options().lease_age_max && !excused) {
         world_.fail(cat("P3: a leased read saw a change: ", error.to_string()));
       }

@@ -65,8 +65,9 @@ void SimPublisher::dial() {
   const std::uint64_t id = connection_->id;
   later(40'000, [this, id] {  // no connection is kept longer: some are half-open
     if (connection_ == nullptr || connection_->id != id) return;
-    world_.cut(*connection_);
-    drop();
+    Connection& connection = *connection_;
+    world_.cut(connection);
+    lost(connection);
   });
 }
 
@@ -102,11 +103,13 @@ void SimPublisher::answer() {
   if (const auto it = pending_.find(parser_->header().request); it != pending_.end()) {
     const Change change = it->second;
     pending_.erase(it);
+    world_.trace("publisher ", number_, ": ", frame_type_name(change.type), " of ", change.what.name, " answered ", frame_type_name(type));
     changed(change, type);
     if (pending_.empty() && state_ == State::kChanges) conclude();
     return;
   }
   if (parser_->header().request != request_) return;
+  world_.trace("publisher ", number_, ": answered ", frame_type_name(type));
   switch (state_) {
     case State::kWelcome: {
       const auto welcome = WelcomeMessage::decode(meta);

@@ -35,6 +35,7 @@ Status SimServer::commit(const std::optional<Version>& base, Version next, const
   if (!world_.profile().blind_clock && base != newest_) {
     return Error(Code::kStale, cat("commit of ", next, " on ", to_text(base), ", the newest is ", to_text(newest_)));
   }
+  world_.trace("server commits ", next, " on ", to_text(base));
   world_.checker().committed(incarnation_, base, next);
   newest_ = next;
   root_ = root;
@@ -50,10 +51,25 @@ void SimServer::lost(Connection& connection) {
   links_.erase(it);
 }
 
-void SimServer::kill() {
+void SimServer::kill(bool handover) {
   alive_ = false;
-  for (auto& [id, link] : links_) world_.cut(*link.first);
+  for (auto& [id, link] : links_) {
+    if (!handover || link.first->lane[0] != Lane::kClient) world_.cut(*link.first);
+  }
   links_.clear();
+}
+
+// The proxy greets in the client's place and keeps the WELCOME to itself: the client is not told that the server restarted.
+void SimServer::adopt(Connection& connection) {
+  connection.end[1] = this;
+  accept(connection);
+  Session& session = links_.at(connection.id).second->session;
+  FrameHeader header{};
+  header.type = static_cast<std::uint8_t>(FrameType::kHello);
+  const Bytes hello = HelloMessage{{1, 1}, 1}.encode(0);
+  FrameParser::BodyTarget target;
+  static_cast<void>(handlers_->on_head(session, header, std::span<const std::byte>(hello).subspan(sizeof(FrameHeader)), target, world_.now()));
+  session.outgoing.clear();
 }
 
 void SimServer::freeze(Micros time) {

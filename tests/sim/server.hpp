@@ -44,7 +44,9 @@ class SimServer final : public Endpoint, private PinSource, private Coordinator 
   Micros frozen_until() const override { return frozen_until_; }
 
   bool alive() const { return alive_; }
-  void kill();
+  // `handover`: a proxy keeps the clients' connections, and will dial the next server itself.
+  void kill(bool handover);
+  void adopt(Connection& connection);
   void freeze(Micros time);
   void accept(Connection& connection);
   void tick();

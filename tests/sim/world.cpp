@@ -179,6 +179,14 @@ void World::start_server() {
   if (!forget) ++epoch_;
   servers_.push_back(std::make_unique<SimServer>(*this, epoch_));
   trace("server ", servers_.back()->incarnation(), " starts with epoch ", epoch_);
+  if (servers_.size() == 1) return;
+  const Endpoint* former = servers_[servers_.size() - 2].get();
+  for (const auto& connection : connections_) {
+    if (connection->cut || connection->end[1] != former) continue;
+    connection->flight[1].clear();
+    connection->at[1] = 0;
+    servers_.back()->adopt(*connection);
+  }
 }
 
 void World::flip_arena() {
@@ -235,7 +243,9 @@ void World::chaos() {
     if (!server()->alive()) return;
     coverage_.faults["server killed"]++;
     trace("server killed");
-    server()->kill();
+    const bool handover = profile_.lying_proxy && random_.chance(40);
+    if (handover) coverage_.faults["proxy: connections handed to the restarted server"]++;
+    server()->kill(handover);
     after(static_cast<Micros>(100 + random_.below(4000)), Lane::kPassive, [this] { start_server(); });
   } else if (what < 55) {
     coverage_.faults["publisher killed"]++;

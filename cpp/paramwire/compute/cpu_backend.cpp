@@ -7,6 +7,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -88,7 +89,9 @@ std::vector<std::byte> stored(const std::vector<float>& weights, DType dtype) {
   return out;
 }
 
-Status check_products(const kernels::Set& set) {
+}  // namespace
+
+Status check_cpu_products(const kernels::Set& set) {
   const CheckData data;
   std::vector<float> actual(data.right.size());
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -105,6 +108,8 @@ Status check_products(const kernels::Set& set) {
   }
   return {};
 }
+
+namespace {
 
 class CpuBackend final : public Backend {
  public:
@@ -129,7 +134,7 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& options)
   }
   auto context = std::make_shared<CpuContext>();
   context->kernels = kernels::usable_sets().front();
-  PARAMWIRE_CHECK(check_products(*context->kernels));
+  PARAMWIRE_CHECK(check_cpu_products(*context->kernels));
   PARAMWIRE_TRY(team, Team::start(options.threads != 0 ? options.threads : std::min(usable_cores(), kThreadsMax)));
   context->team = std::move(team);
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(std::move(context)));
@@ -137,7 +142,7 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& options)
 
 BackendAvailability cpu_backend_available() {
   const kernels::Set& set = *kernels::usable_sets().front();
-  const Status status = check_products(set);
+  const Status status = check_cpu_products(set);
   if (!status.ok()) return {"cpu", false, status.error().message()};
   return {"cpu", true, cat(set.name, " dot kernels, ", blas::description())};
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "paramwire/compute/backend.hpp"
+#include "paramwire/compute/kernels.hpp"
 
 namespace paramwire {
 
@@ -14,6 +15,9 @@ namespace paramwire {
 // errors: kInvalid: more than 256 threads; kUnavailable naming the library and kernel whose product is wrong;
 //         kBackpressure when a thread can't start.
 Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& options);
+
+// The check that open_cpu_backend() makes, with the kernels of `set`. Below 2 ms. errors: kUnavailable, as there.
+Status check_cpu_products(const kernels::Set& set);
 
 // The reason of BackendAvailability, after the same check.
 BackendAvailability cpu_backend_available();

@@ -69,6 +69,12 @@ Result<std::unique_ptr<Session>> CpuSession::open(std::shared_ptr<CpuContext> co
       if (size > kMost * 64) return Error(Code::kInvalid, cat("cpu session: tensor '", parameter.name, "' has an axis of ", size));
     }
   }
+  for (const Op& op : binding.graph().ops()) {
+    if (op.kind == OpKind::kAttention && op.attention.heads > Team::kPartsMax) {
+      return Error(Code::kInvalid, cat("cpu session: operation '", op.name, "' has ", op.attention.heads, " heads, expected at most ",
+                                       Team::kPartsMax));
+    }
+  }
   std::unique_ptr<CpuSession> session(new CpuSession(std::move(context), binding, options));
   PARAMWIRE_CHECK(session->allocate());
   return std::unique_ptr<Session>(std::move(session));
@@ -412,7 +418,8 @@ void CpuSession::compute_attention(const Op& op, std::uint32_t index) {
     return;
   }
   // Longest rows first (parts are taken from the highest number down), so that no thread ends with a long one alone.
-  const std::uint64_t per_part = std::max(kAttentionTokens, (count * options.heads + Team::kPartsMax - 1) / Team::kPartsMax);
+  const std::uint64_t most_blocks = Team::kPartsMax / options.heads;  // at least 1: open() bounds the heads
+  const std::uint64_t per_part = std::max(kAttentionTokens, (count + most_blocks - 1) / most_blocks);
   const std::uint64_t blocks = (count + per_part - 1) / per_part;
   context_->team->run(static_cast<std::uint32_t>(blocks * options.heads), [&](std::uint32_t part, std::uint32_t worker) {
     const std::uint64_t block = part / options.heads;

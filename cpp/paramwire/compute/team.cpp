@@ -3,6 +3,7 @@
 #include "paramwire/base/text.hpp"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <system_error>
 
@@ -27,6 +28,7 @@ inline void pause() noexcept {
 
 Result<std::unique_ptr<Team>> Team::start(std::uint32_t threads) {
   std::unique_ptr<Team> team(new Team());
+  team->process_ = getpid();
   team->helpers_.reserve(threads > 0 ? threads - 1 : 0);
   for (std::uint32_t worker = 1; worker < threads; ++worker) {
     try {
@@ -41,6 +43,10 @@ Result<std::unique_ptr<Team>> Team::start(std::uint32_t threads) {
 }
 
 Team::~Team() {
+  if (getpid() != process_) {
+    for (std::thread& helper : helpers_) helper.detach();  // joining threads of another process would wait for ever
+    return;
+  }
   closing_.store(true, std::memory_order_release);   // pairs with the acquire in help()
   state_.fetch_add(0x10000, std::memory_order_release);
   state_.notify_all();

@@ -1,5 +1,7 @@
 // Team: a fork-join group of threads for one backend. Jobs are cut into parts; whoever is free takes the next one.
 //
+// A child of fork() may destroy a Team that it inherited (nothing is waited for), not run jobs with it.
+//
 // The caller works too and never waits for a helper that has not started: on a busy machine a job takes at most what the
 // caller alone would need, plus one part. Helpers spin for kSpins pauses after a job, then sleep on a futex.
 #pragma once
@@ -54,6 +56,7 @@ class Team {
   std::atomic<std::uint32_t> unfinished_{0};
   std::atomic<bool> closing_{false};
   std::vector<std::thread> helpers_;
+  int process_ = 0;  // where the helpers live: a forked child has this object, but not its threads
 };
 
 }  // namespace paramwire

@@ -55,6 +55,7 @@ void TcpLink::read(std::span<BlockRead> batch, Micros deadline) {
   socket_.shutdown();
   for (const Flight& flight : flights_) flight.item->result = status;
   for (BlockRead& item : batch.subspan(next_)) item.result = status;
+  flights_.clear();
 }
 
 Status TcpLink::run(std::span<BlockRead> batch, Micros deadline) {

@@ -65,7 +65,7 @@ void EventLoop::disown() noexcept {
 int EventLoop::wait_ms(Micros now) const noexcept {
   Micros until = kNever;
   if (tick_wanted_ || accept_paused_ || !connections_.empty()) until = next_tick_;
-  if (draining_) until = std::min({until, drain_deadline_.load(), now + kTick});
+  if (draining_) until = std::min(drain_deadline_.load(), now + kTick);  // nothing ticks any more
   if (until == kNever) return -1;
   return static_cast<int>(std::clamp<Micros>((until - now + 999) / 1000, 0, 60'000));
 }

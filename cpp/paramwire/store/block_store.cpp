@@ -9,7 +9,7 @@
 namespace paramwire {
 
 BlockStore::BlockStore(Tier& tier, PinSource* pins, const BlockStoreOptions& options)
-    : tier_(tier), pins_(pins), options_(options), slots_(tier), leases_(options.leases_max) {
+    : tier_(tier), pins_(pins), options_(options), slots_(tier), leases_(options.leases_max, options.incarnation.low >> 1) {
   assert(options.epoch != 0);
 }
 

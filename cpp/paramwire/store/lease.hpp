@@ -16,8 +16,9 @@ namespace paramwire {
 
 class LeaseTable {
  public:
-  // `max_leases` bounds what clients can make the server keep.
-  explicit LeaseTable(std::uint32_t max_leases) : max_leases_(max_leases) {}
+  // `max_leases` bounds what clients can make the server keep. Ids count from `first_id`, below 2^63: drawn at random by every
+  // incarnation, so that a renewal or release meant for a former one does not hit somebody else's lease.
+  explicit LeaseTable(std::uint32_t max_leases, std::uint64_t first_id = 0) : max_leases_(max_leases), last_id_(first_id) {}
 
   // errors: kBackpressure at the limit.
   Result<std::uint64_t> grant(Version version, Micros ttl, Micros now);
@@ -47,7 +48,7 @@ class LeaseTable {
   void end(std::map<std::uint64_t, Lease>::iterator lease);
 
   std::uint32_t max_leases_;
-  std::uint64_t last_id_ = 0;
+  std::uint64_t last_id_;
   std::map<std::uint64_t, Lease> leases_;     // by id: ids grow, so the first is the oldest
   std::map<Version, std::uint32_t> held_;     // leases per version
 };
