@@ -9,9 +9,9 @@
         with pw.connect(server.address) as client, client.snapshot() as snapshot:
             w = snapshot.fetch("w")
 
-Every call has a deadline; errors are subclasses of paramwire.Error, one for each thing that a caller can do next. Sizes are
-bytes, times are seconds. Objects may be used from any thread and end with `close()` or `with`; in the child of a fork they
-raise InvalidError.
+Every call has a deadline; errors are subclasses of paramwire.Error, one for each thing that a caller can do next.
+Sizes are bytes, times are seconds. Objects may be used from any thread and end with `close()` or `with`; in the child
+of a fork they raise InvalidError.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ __all__ = [
 
 
 def _private_directory() -> str:
-    """Where sockets of servers go: the user's run directory if there is one, else a directory of the user's among the temporary ones.
+    """Where sockets of servers go: the user's run directory if there is one, else a directory of the user's among the
+    temporary ones.
 
     The path only; the server makes it with mode 0700, and refuses one that others can enter.
     """
@@ -114,8 +115,9 @@ class Server(_Server):
     ) -> None:
         """Listen and serve, in a thread of its own, until `close()`.
 
-        listen:            addresses "tcp://HOST:PORT" (port 0: any free one) and "unix:PATH"; by default tcp://127.0.0.1:0 and a
-                           unix socket in `unix_directory`. Only loopback and unix sockets are served
+        listen:            addresses "tcp://HOST:PORT" (port 0: any free one) and "unix:PATH"; by default
+                           tcp://127.0.0.1:0 and a unix socket in `unix_directory`. Only loopback and unix sockets are
+                           served
         unix_directory:    of the default unix socket; by default one that only this user can enter, made with mode 0700
         state:             file that keeps the epoch over restarts; by default the epoch grows with the clock
         memory_limit:      bytes that the store may take; by default what the machine or cgroup has
@@ -160,13 +162,14 @@ def connect(
     """Connect to the server at `address`.
 
     address:          "tcp://HOST:PORT", "HOST:PORT" or "unix:PATH", as Server.address gives it
-    transport:        "auto" takes the best that works (Client.rejected says why not the others); "shm" or "tcp" pins one
+    transport:        "auto" takes the best that works (Client.rejected says why not the others); "shm" or "tcp" pins
+                      one
     timeout:          of every call that brings none, this one included, seconds
     lease_ttl:        of leased snapshots, renewed by a thread at a third of it, seconds
     verify:           False only to measure a transport bare: then no bytes are checked
     drop_view_pages:  pages of a released view leave this process's memory at once, for readers under a memory budget
-    errors:           InvalidError for a bad address or option; UnreachableError, DeadlineError; UnavailableError when the
-                      pinned transport can't be had, with every candidate's reason
+    errors:           InvalidError for a bad address or option; UnreachableError, DeadlineError; UnavailableError when
+                      the pinned transport can't be had, with every candidate's reason
     """
     return Client(
         address,

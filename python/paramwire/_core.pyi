@@ -68,7 +68,9 @@ class Availability(TypedDict):
     reason: str
 
 def available() -> dict[str, list[Availability]]:
-    """What this build and this machine have: "transports", "tiers", "backends", "coordinators", with a reason for each "no"."""
+    """What this build and this machine have: "transports", "tiers", "backends", "coordinators", with a reason for
+    each "no".
+    """
 
 # ---------------------------------------------------------------- server
 
@@ -113,10 +115,10 @@ class Server:
     def publish(self, base: Version | tuple[int, int] | EllipsisType | None = ...) -> Publish:
         """Start a publish from this process; the bytes are copied once, into the store.
 
-        base:    omitted: on top of whatever is newest; None: only if nothing is published yet; a version: only on top of
-                 exactly that, so that no update is lost
-        errors:  StaleError when `base` is not the newest version; BackpressureError when too many publishes are open, or
-                 views hold too much; UnreachableError after close()
+        base:    omitted: on top of whatever is newest; None: only if nothing is published yet; a version: only on top
+                 of exactly that, so that no update is lost
+        errors:  StaleError when `base` is not the newest version; BackpressureError when too many publishes are open,
+                 or views hold too much; UnreachableError after close()
         """
 
     def stats(self) -> dict[str, int | str]:
@@ -136,8 +138,8 @@ class Server:
 class Publish:
     """A new version in the making: nobody sees it before finish(), then everybody sees all of it.
 
-    As a context manager it finishes when the block ends well, and aborts when it raises. What is not put keeps its value.
-    Calls from several threads take turns.
+    As a context manager it finishes when the block ends well, and aborts when it raises. What is not put keeps its
+    value. Calls from several threads take turns.
     """
 
     def put(
@@ -152,16 +154,16 @@ class Publish:
     ) -> None:
         """Store a tensor, or one part of it.
 
-        array:   numpy array, buffer or array-like of any layout and byte order. C-contiguous little-endian arrays are read
-                 where they are; others are copied first (see `copies`)
-        dtype:   the label, where numpy lacks the type: "bf16" over uint16, "f8_e4m3" over uint8, "i4" over packed uint8.
-                 Nothing is ever cast
+        array:   numpy array, buffer or array-like of any layout and byte order. C-contiguous little-endian arrays are
+                 read where they are; others are copied first (see `copies`)
+        dtype:   the label, where numpy lacks the type: "bf16" over uint16, "f8_e4m3" over uint8, "i4" over packed
+                 uint8. Nothing is ever cast
         shape:   of the whole tensor, in elements; needed with `rows`, `heads`, and byte views. By default the array's
         rows:    (begin, end): the array is these rows of the tensor
         heads:   (total, begin, end): the array is these of `total` heads, groups of rows of equal size
-        errors:  TypeError for what is no array; InvalidError naming tensor, expected and given; BackpressureError when the
-                 store is full; CorruptError when the server stored something else; DeadlineError, UnreachableError.
-                 An error of an earlier put to another process may come with a later call
+        errors:  TypeError for what is no array; InvalidError naming tensor, expected and given; BackpressureError
+                 when the store is full; CorruptError when the server stored something else; DeadlineError,
+                 UnreachableError. An error of an earlier put to another process may come with a later call
         blocks:  to another process, until the window of unacknowledged puts has room
         """
 
@@ -174,11 +176,15 @@ class Publish:
         dtype: str | DTypeLike | None = None,
         shape: int | Iterable[int] | None = None,
     ) -> None:
-        """Store a tensor in blocks of at most `block_bytes`, each a range of rows (a row is never cut). As put otherwise."""
+        """Store a tensor in blocks of at most `block_bytes`, each a range of rows (a row is never cut). As put
+        otherwise.
+
+        A tensor that is stored in other parts already must be removed first: finish() refuses blocks that overlap.
+        """
 
     def put_all(self, arrays: Mapping[str, Any]) -> None:
-        """Store several tensors. Arrays that are the same memory (start, dtype, shape, strides) are tied: stored once, the
-        later names become aliases of the first."""
+        """Store several tensors. Arrays that are the same memory (start, dtype, shape, strides) are tied: stored
+        once, the later names become aliases of the first."""
 
     def alias(self, name: str, target: str) -> None:
         """Make `name` another name of the tensor `target`. A later put of `name` undoes it."""
@@ -189,8 +195,8 @@ class Publish:
     def finish(self, timeout: float | None = None) -> Version:
         """Commit. Repeated after success it gives the same version.
 
-        errors:  StaleError when somebody else published meanwhile; InvalidError for parts that overlap or leave gaps in what
-                 they say, and for aliases without target; DeadlineError, UnreachableError
+        errors:  StaleError when somebody else published meanwhile; InvalidError for parts that overlap or leave gaps
+                 in what they say, and for aliases without target; DeadlineError, UnreachableError
         """
 
     def abort(self) -> None:
@@ -215,8 +221,8 @@ class Publish:
 class Client:
     """A connection to one server; make it with paramwire.connect(). Any thread.
 
-    timeout:  of each call, seconds; None takes the client's. Ctrl-C ends the waiting of any call within 200 ms (the call
-              itself goes on in the background until its deadline, with the arrays it fills)
+    timeout:  of each call, seconds; None takes the client's. Ctrl-C ends the waiting of any call within 200 ms (the
+              call itself goes on in the background until its deadline, with the arrays it fills)
     """
 
     def __init__(
@@ -258,8 +264,8 @@ class Client:
         """Open one version of the whole model.
 
         version:  None takes the newest
-        lease:    True keeps the version readable until close(), renewed in the background; False leaves it to the server's
-                  retention, and fetches may end in StaleError
+        lease:    True keeps the version readable until close(), renewed in the background; False leaves it to the
+                  server's retention, and fetches may end in StaleError
         wait:     how long to wait for the version to be published, seconds
         errors:   NotFoundError when nothing is published; StaleError when `version` is gone, or not there in time
         """
@@ -288,7 +294,9 @@ class Client:
     def publish(
         self, base: Version | tuple[int, int] | EllipsisType | None = ..., *, timeout: float | None = None
     ) -> Publish:
-        """Start a publish over a connection of its own; `base` and errors as for Server.publish, `timeout` for each call."""
+        """Start a publish over a connection of its own; `base` and errors as for Server.publish, `timeout` for each
+        call.
+        """
 
     def stats(self) -> dict[str, Any]:
         """Transport, newest version and counters of this client; link counters of threads at work lag behind."""
@@ -308,8 +316,8 @@ class Client:
 class Snapshot:
     """One version of the whole model; a read-only mapping of names to arrays. Any thread. Holds its client open.
 
-    Arrays have the numpy type of their tensor. bf16 and 8-bit floats have the type of ml_dtypes where that is installed, else
-    uint16 and uint8; 4-bit types are packed uint8 with one axis. info(name).dtype says what they are.
+    Arrays have the numpy type of their tensor. bf16 and 8-bit floats have the type of ml_dtypes where that is
+    installed, else uint16 and uint8; 4-bit types are packed uint8 with one axis. info(name).dtype says what they are.
     """
 
     @property
@@ -350,8 +358,8 @@ class Snapshot:
         heads:    (total, begin, end)
         out:      a writable C-contiguous buffer of exactly the part's bytes, of any type; undefined after an error
         returns:  a new array; with `out`, `out`
-        errors:   NotFoundError; InvalidError for a range outside, an `out` of another size (naming both), a closed snapshot;
-                  StaleError when the version is gone, or the server restarted; CorruptError; DeadlineError;
+        errors:   NotFoundError; InvalidError for a range outside, an `out` of another size (naming both), a closed
+                  snapshot; StaleError when the version is gone, or the server restarted; CorruptError; DeadlineError;
                   UnreachableError
         """
 
@@ -368,11 +376,11 @@ class Snapshot:
     ) -> dict[str, NDArray[Any]]:
         """Fetch several tensors, pipelined.
 
-        names:          names, or a mapping of names to `out` buffers. Arrays must have the tensor's dtype and shape (or be
-                        uint8 with one axis), other buffers its bytes
+        names:          names, or a mapping of names to `out` buffers. Arrays must have the tensor's dtype and shape
+                        (or be uint8 with one axis), other buffers its bytes
         allow_missing:  patterns (fnmatch) of names that are left out of the result when they are not there
-        errors:         as fetch. Names, shapes and types are looked at first: one error lists all that is wrong (NotFoundError if
-                        names are all of it, else InvalidError), and nothing is fetched
+        errors:         as fetch. Names, shapes and types are looked at first: one error lists all that is wrong
+                        (NotFoundError if names are all of it, else InvalidError), and nothing is fetched
         """
 
     def fetch_async(
@@ -385,12 +393,15 @@ class Snapshot:
         timeout: float | None = None,
         allow_missing: Iterable[str] = (),
     ) -> Ticket:
-        """As fetch (one name) or fetch_many, in a thread of the client.  errors: BackpressureError past 1024 tickets."""
+        """As fetch (one name) or fetch_many, in a thread of the client.  errors: BackpressureError past 1024
+        tickets.
+        """
 
     def view(
         self, name: str, *, rows: tuple[int, int] | None = None, heads: tuple[int, int, int] | None = None
     ) -> View:
-        """Look at a part that lies in one block where it is, without a copy. The whole block is checked at its first view.
+        """Look at a part that lies in one block where it is, without a copy. The whole block is checked at its first
+        view.
 
         errors:  UnavailableError on transports without views (tcp); InvalidError for a part that spans blocks; as fetch
         """
@@ -422,11 +433,11 @@ class Ticket:
 
 @final
 class View:
-    """A block, or a range of one, where it lies: a read-only buffer. Its bytes stay what they are until it is released, whatever
-    is published, and when client and server are gone.
+    """A block, or a range of one, where it lies: a read-only buffer. Its bytes stay what they are until it is
+    released, whatever is published, and when client and server are gone.
 
-    The buffer protocol gives standard types their format; bf16 and 8-bit floats are unsigned integers, 4-bit types bytes.
-    At the end of a `with` the view is released as soon as no array or memoryview of it lives.
+    The buffer protocol gives standard types their format; bf16 and 8-bit floats are unsigned integers, 4-bit types
+    bytes. At the end of a `with` the view is released as soon as no array or memoryview of it lives.
     """
 
     @property
@@ -458,9 +469,11 @@ class View:
 
 @final
 class Graph:
-    """A checked list of operations with named parameters. Each makes a value, float32 [tokens, width], named by the operation.
+    """A checked list of operations with named parameters. Each makes a value, float32 [tokens, width], named by the
+    operation.
 
-    errors:  InvalidError naming operation, input or tensor, what was expected and what was given; the graph is then unchanged
+    errors:  InvalidError naming operation, input or tensor, what was expected and what was given; the graph is then
+             unchanged
     """
 
     def __init__(self) -> None: ...
@@ -470,7 +483,8 @@ class Graph:
     ) -> Graph:
         """The operations of a Llama-shaped decoder.
 
-        config:  LlamaConfig, or a mapping with its fields or those of a Hugging Face config.json; other keys are not read
+        config:  LlamaConfig, or a mapping with its fields or those of a Hugging Face config.json; other keys are not
+                 read
         naming:  which tensor names, and their rotary layout
         tied:    whether the head reads the embedding's tensor; None takes what `config` says
         """
@@ -505,7 +519,9 @@ class Graph:
     def swiglu(self, name: str, gate: str, up: str) -> None:
         """silu(gate) * up."""
 
-    def add(self, name: str, left: str, right: str) -> None: ...
+    def add(self, name: str, left: str, right: str) -> None:
+        """left + right, of one width."""
+
     def softmax(self, name: str, input: str) -> None:
         """Along the width."""
 
@@ -551,8 +567,8 @@ class Engine:
         context:        positions of the key/value cache
         step:           most tokens of one step
         fetch_timeout:  of one piece, seconds
-        errors:         InvalidError when the snapshot does not fit (all differences in one text), or the budget is too small
-                        (naming one that would do); UnavailableError for backend or source
+        errors:         InvalidError when the snapshot does not fit (all differences in one text), or the budget is
+                        too small (naming one that would do); UnavailableError for backend or source
         """
 
     def step(self, tokens: Iterable[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:

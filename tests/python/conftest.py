@@ -8,14 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import paramwire as pw
 import pytest
 
-# A server that publishes what it is told to: a line with {name: [dtype, shape]} publishes arange() of each plus "add"; "quit" ends it.
+# A server that publishes what it is told to: for a line with {name: [dtype, shape]}, arange() of each plus "add".
 SERVER_PROGRAM = """
 import json, sys
 import numpy as np
@@ -25,11 +25,10 @@ with pw.Server(**json.loads(sys.argv[1])) as server:
     print(json.dumps({"address": server.address, "endpoints": server.endpoints}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
-        if order == "quit":
-            break
         with server.publish() as p:
             for name, (dtype, shape) in order["tensors"].items():
-                p.put(name, np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype) + np.dtype(dtype).type(order.get("add", 0)))
+                values = np.arange(np.prod(shape, dtype=int)) + order["add"]
+                p.put(name, values.reshape(shape).astype(dtype))
         print(json.dumps(list(server.newest)), flush=True)
 """
 
@@ -39,7 +38,10 @@ class ServerProcess:
 
     def __init__(self, **options: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER_PROGRAM, json.dumps(options)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", SERVER_PROGRAM, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         facts = self._read()
         self.address: str = facts["address"]
@@ -60,6 +62,7 @@ class ServerProcess:
 
     def freeze(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitpid(self.pid, os.WUNTRACED)  # it stops a moment later
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -94,12 +97,24 @@ def client(server, transport) -> Iterator[pw.Client]:
 
 
 @pytest.fixture
-def server_process(tmp_path: Path) -> Iterator[ServerProcess]:
-    made = ServerProcess(unix_directory=str(tmp_path / "s"))
+def start_server() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts server processes with the options given; they end with the test."""
+    started: list[ServerProcess] = []
+
+    def start(**options: object) -> ServerProcess:
+        started.append(ServerProcess(**options))
+        return started[-1]
+
     try:
-        yield made
+        yield start
     finally:
-        made.close()
+        for process in started:
+            process.close()
+
+
+@pytest.fixture
+def server_process(start_server, tmp_path: Path) -> ServerProcess:
+    return start_server(unix_directory=str(tmp_path / "s"))
 
 
 @pytest.fixture

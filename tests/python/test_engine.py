@@ -72,7 +72,7 @@ def test_an_engine_computes_what_the_definition_says(client, graph, published, s
         assert first.dtype == np.float32
         assert first.shape == (50,)
         last = engine.step(np.array(TOKENS[2:], np.uint32))
-        # Both sum at most a few hundred products of order 1 a value, in float32: errors stay far below 1e-4 of the norm.
+        # Sums of at most some hundred products of order 1 in float32: errors stay far below 1e-4 of the norm.
         for got, count in ((first, 2), (last, 5)):
             wanted = reference(published, TOKENS[:count])
             assert np.linalg.norm(got - wanted) <= 1e-4 * np.linalg.norm(wanted)
@@ -143,7 +143,11 @@ def test_configurations_are_read_by_both_names():
     assert "model.embed_tokens.weight" in dict(pw.Graph.llama(theirs, naming="hf").parameters)
     untied = pw.Graph.llama(CONFIG, tied=False)
     assert "output.weight" in dict(untied.parameters)
-    for wrong, match in [({"rope_scaling": {"type": "yarn"}}, "rope_scaling"), ({"hidden_size": "wide"}, "hidden_size"), ({"hidden_size": 0}, "width")]:
+    for wrong, match in [
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"hidden_size": 0}, "width"),
+    ]:
         with pytest.raises(pw.InvalidError, match=match):
             pw.Graph.llama(theirs | wrong)
     with pytest.raises(pw.InvalidError, match="naming"):

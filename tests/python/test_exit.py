@@ -1,4 +1,4 @@
-"""Short programs that end in every way: each must end soon, with its own status, without a message of a dying thread."""
+"""Short programs that end in every way: each ends soon, with its own status, without a message of a dying thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REFUSED = """
     sys.exit(5)
 """
 
-# name: (program, exit status, ends up frozen?)
+# name: (program, exit status)
 PROGRAMS = {
     "nothing closed": (CONNECT + "snapshot['w']", 0),
     "only imported": ("", 0),
@@ -60,10 +60,16 @@ PROGRAMS = {
     "daemon thread checks sums": ("data = bytes(1 << 20)\n" + DAEMON.format("loop(lambda: pw.crc64(data))"), 0),
     "thread that ends": (CONNECT + "t = threading.Thread(target=lambda: snapshot['w']); t.start()", 0),
     "in a reference cycle": (CONNECT + "a = [client, snapshot]; a.append(a); del client, snapshot, a", 0),
-    "in a reference cycle, collected": (CONNECT + "a = [client, snapshot]; a.append(a); del client, snapshot, a; gc.collect()", 0),
+    "in a reference cycle, collected": (
+        CONNECT + "a = [client, snapshot]; a.append(a); del client, snapshot, a; gc.collect()",
+        0,
+    ),
     "closed in the wrong order": (CONNECT + "client.close(); snapshot.close(); del client", 0),
     "open publish": (CONNECT + "p = client.publish(); p.put('x', np.zeros(3))", 0),
-    "own server": ("s = pw.Server('tcp://127.0.0.1:0'); c = pw.connect(s.address); p = s.publish(); p.put('x', np.zeros(3))", 0),
+    "own server": (
+        "s = pw.Server('tcp://127.0.0.1:0'); c = pw.connect(s.address); p = s.publish(); p.put('x', np.zeros(3))",
+        0,
+    ),
     "own server, daemon thread": (
         "s = pw.Server('tcp://127.0.0.1:0')\nwith s.publish() as p: p.put('w', np.zeros(3))\n"
         "snapshot = pw.connect(s.address).snapshot()\n" + DAEMON.format(FETCH),
@@ -71,18 +77,27 @@ PROGRAMS = {
     ),
     "at exit": (CONNECT + "import atexit; atexit.register(lambda: snapshot['w'])", 0),
     "weak finalizer": (CONNECT + "import weakref\nclass A: pass\na = A(); weakref.finalize(a, client.close)", 0),
-    "frozen, async in flight": (CONNECT + "os.kill(int(sys.argv[3]), signal.SIGSTOP)\nt = snapshot.fetch_async('w')", 0),
+    "frozen, async in flight": (
+        CONNECT + "os.kill(int(sys.argv[3]), signal.SIGSTOP)\nt = snapshot.fetch_async('w')",
+        0,
+    ),
     "frozen, daemon thread": (
-        CONNECT + "os.kill(int(sys.argv[3]), signal.SIGSTOP)\nthreading.Thread(target=client.server_stats, daemon=True).start()", 0
+        CONNECT
+        + "os.kill(int(sys.argv[3]), signal.SIGSTOP)\n"
+        + "threading.Thread(target=client.server_stats, daemon=True).start()",
+        0,
     ),
     "fork, child ends": (CONNECT + "t = snapshot.fetch_async('w')" + FORK.format(child="sys.exit(5)"), 5),
     "fork, child _exits": (CONNECT + "t = snapshot.fetch_async('w')" + FORK.format(child="os._exit(5)"), 5),
     "fork, child fetches": (CONNECT + "snapshot['w']" + FORK.format(child=REFUSED.format(call="snapshot['w']")), 5),
     "fork, child opens": (CONNECT + FORK.format(child=REFUSED.format(call="client.snapshot()")), 5),
-    "fork, child serves": ("s = pw.Server('tcp://127.0.0.1:0')" + FORK.format(child=REFUSED.format(call="s.publish()")), 5),
+    "fork, child serves": (
+        "s = pw.Server('tcp://127.0.0.1:0')" + FORK.format(child=REFUSED.format(call="s.publish()")),
+        5,
+    ),
     "fork, child connects anew": (
         CONNECT
-        + FORK.format(child="c = pw.connect(address, transport=transport); c.fetch('w'); c.close(); sys.exit(5)").replace("(5)", "(5)"),
+        + FORK.format(child="c = pw.connect(address, transport=transport); c.fetch('w'); c.close(); sys.exit(5)"),
         5,
     ),
 }
@@ -106,11 +121,19 @@ def test_programs_end(server_process, transport, name):
 
 def test_a_view_of_the_parent_outlives_a_child_that_ends(server_process):
     server_process.publish({"w": ("f4", (1000,))})
-    program = CONNECT + "v = snapshot.view('w'); a = v.array" + FORK.format(child="del a, v; gc.collect(); sys.exit(5)").replace(
-        "_, status", "\nassert a[7] == 7 and a.sum() == 499500\n_, status"
+    program = (
+        CONNECT
+        + "v = snapshot.view('w'); a = v.array"
+        + FORK.format(child="del a, v; gc.collect(); sys.exit(5)").replace(
+            "_, status", "\nassert a[7] == 7 and a.sum() == 499500\n_, status"
+        )
     )
     done = subprocess.run(
-        [sys.executable, "-c", START + program, server_process.address, "shm"], capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", START + program, server_process.address, "shm"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (5, "")
 

@@ -13,7 +13,11 @@ import pytest
 
 @pytest.fixture
 def model(server):
-    arrays = {"a": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.arange(5, dtype=np.int32), "c": np.ones((), np.float64)}
+    arrays = {
+        "a": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "b": np.arange(5, dtype=np.int32),
+        "c": np.ones((), np.float64),
+    }
     with server.publish() as p:
         p.put_all(arrays)
     return arrays
@@ -48,7 +52,9 @@ def test_out_of_another_size_or_kind_is_refused_naming_both(snapshot):
 def test_one_error_lists_every_name_shape_and_type_that_is_wrong(snapshot, model):
     good = np.full(5, -1, np.int32)
     with pytest.raises(pw.InvalidError) as caught:
-        snapshot.fetch_many({"b": good, "missing": None, "a": np.empty((4, 3), np.float32), "c": np.empty((), np.float32)})
+        snapshot.fetch_many(
+            {"b": good, "missing": None, "a": np.empty((4, 3), np.float32), "c": np.empty((), np.float32)}
+        )
     text = str(caught.value)
     assert "missing" in text
     assert '"a" is f32 (3, 4), its target float32 (4, 3)' in text

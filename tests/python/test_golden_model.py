@@ -1,4 +1,4 @@
-"""SmolLM2-135M, served by one object and computed by another, against the reference values of tests/golden (see its README)."""
+"""SmolLM2-135M, served and computed, against the reference values of tests/golden (its README says what is asked)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,11 @@ def greedy(engine: pw.Engine, prompt: list[int], count: int) -> list[int]:
 
 def test_float32_gives_every_greedy_token_over_shm(model):
     server, graph, full, _ = model
-    with pw.connect(server.address, transport="shm") as client, client.snapshot(full) as snapshot, pw.Engine(snapshot, graph) as engine:
+    with (
+        pw.connect(server.address, transport="shm") as client,
+        client.snapshot(full) as snapshot,
+        pw.Engine(snapshot, graph) as engine,
+    ):
         assert engine.stats()["source"] == "view"
         for case in CASES:
             assert greedy(engine, case["prompt_ids"], 32) == case["tokens"], case["name"]
@@ -59,7 +63,11 @@ def test_float32_gives_the_greedy_tokens_over_tcp_under_a_budget(model):
     """The budget holds a fifth of the model: most of it streams by in every step."""
     server, graph, full, _ = model
     budget = 110 << 20
-    with pw.connect(server.address, transport="tcp") as client, client.snapshot(full) as snapshot, pw.Engine(snapshot, graph, budget=budget) as engine:
+    with (
+        pw.connect(server.address, transport="tcp") as client,
+        client.snapshot(full) as snapshot,
+        pw.Engine(snapshot, graph, budget=budget) as engine,
+    ):
         case = CASES[1]
         assert greedy(engine, case["prompt_ids"], 6) == case["tokens"][:6]
         stats = engine.stats()
@@ -69,10 +77,14 @@ def test_float32_gives_the_greedy_tokens_over_tcp_under_a_budget(model):
 
 def test_bf16_logits_are_close(model):
     server, graph, _, half = model
-    with np.load(GOLDEN / "generate_logits.npz") as logits, pw.connect(server.address, transport="shm") as client:
-        with client.snapshot(half) as snapshot, pw.Engine(snapshot, graph) as engine:
-            for case in CASES:
-                engine.rewind(0)
-                wanted = logits[case["logits"]].astype(np.float64)
-                got = engine.step(case["prompt_ids"])
-                assert np.linalg.norm(got - wanted) <= 2e-2 * np.linalg.norm(wanted), case["name"]
+    with (
+        np.load(GOLDEN / "generate_logits.npz") as logits,
+        pw.connect(server.address, transport="shm") as client,
+        client.snapshot(half) as snapshot,
+        pw.Engine(snapshot, graph) as engine,
+    ):
+        for case in CASES:
+            engine.rewind(0)
+            wanted = logits[case["logits"]].astype(np.float64)
+            got = engine.step(case["prompt_ids"])
+            assert np.linalg.norm(got - wanted) <= 2e-2 * np.linalg.norm(wanted), case["name"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import paramwire as pw
 import pytest
-
 
 
 @pytest.fixture(params=[False, True], ids=["local", "remote"])
@@ -49,9 +50,14 @@ def test_an_exception_aborts_and_leaves_the_version(server, client, publish):
     with publish() as p:
         p.put("w", np.zeros(2, np.float32))
     before = server.newest
-    with pytest.raises(RuntimeError, match="half way"), publish() as p:
-        p.put("w", np.ones(2, np.float32))
-        raise RuntimeError("half way")
+
+    def fail_half_way():
+        with publish() as p:
+            p.put("w", np.ones(2, np.float32))
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail_half_way()
     assert server.newest == before
     np.testing.assert_array_equal(client.fetch("w"), np.zeros(2, np.float32))
 
@@ -91,7 +97,16 @@ def test_removed_tensors_are_gone_from_the_new_version_only(client, publish):
 def test_arrays_that_share_memory_are_stored_once_and_stay_tied(server, client, publish):
     shared = np.arange(1000, dtype=np.float32)
     with publish() as p:
-        p.put_all({"a": shared, "b": shared[:], "x.b": shared.copy(), "head": shared[:500], "empty": shared[:0], "nothing": shared[:0]})
+        p.put_all(
+            {
+                "a": shared,
+                "b": shared[:],
+                "x.b": shared.copy(),
+                "head": shared[:500],
+                "empty": shared[:0],
+                "nothing": shared[:0],
+            }
+        )
     with client.snapshot() as snapshot:
         assert snapshot.info("b").alias_of == "a"
         assert {info.name: info.alias_of for info in snapshot.tensors() if info.alias_of} == {"b": "a"}
@@ -111,8 +126,8 @@ def test_arrays_that_share_memory_are_stored_once_and_stay_tied(server, client, 
 def test_an_alias_without_target_refuses_the_publish(publish):
     p = publish()
     p.put("a", np.zeros(1, np.float32))
+    p.alias("b", "nowhere")
     with pytest.raises(pw.InvalidError, match="nowhere"):
-        p.alias("b", "nowhere")
         p.finish()
 
 
@@ -147,7 +162,8 @@ def test_any_buffer_can_be_published(client, publish):
     got = client.fetch_many(["bytes", "view", "scalar", "flat"])
     assert got["bytes"].tolist() == [1, 2, 3]
     assert got["view"].tolist() == [ord("a"), ord("c")]
-    assert got["scalar"].shape == () and got["scalar"] == 2.5
+    assert got["scalar"].shape == ()
+    assert got["scalar"] == 2.5
     np.testing.assert_array_equal(got["flat"], np.arange(6, dtype=np.float32).reshape(2, 3))
 
 
@@ -172,7 +188,6 @@ def test_wait_opens_the_version_when_it_comes(server, client):
     following = pw.Version(version.epoch, version.counter + 1)
     with pytest.raises(pw.StaleError):
         client.snapshot(following)
-    import threading
 
     def later():
         with server.publish() as p:

@@ -33,7 +33,7 @@ def test_a_view_is_a_read_only_buffer_of_the_tensor(shm):
         assert (memory.format, memory.shape, memory.readonly, memory.c_contiguous) == ("f", (100, 300), True, True)
         array = view.array
         assert not array.flags.writeable
-        with pytest.raises(ValueError, match="WRITEABLE|writeable"):
+        with pytest.raises(ValueError, match=r"(?i)writeable"):
             array.flags.writeable = True
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
@@ -120,5 +120,9 @@ def test_a_view_stays_when_everything_else_is_closed(server, shm):
 
 
 def test_tcp_has_no_views_and_says_what_to_do(server, shm):
-    with pw.connect(server.address, transport="tcp") as client, client.snapshot() as snapshot, pytest.raises(pw.UnavailableError, match="fetch"):
+    with (
+        pw.connect(server.address, transport="tcp") as client,
+        client.snapshot() as snapshot,
+        pytest.raises(pw.UnavailableError, match="fetch"),
+    ):
         snapshot.view("w")
