@@ -6,7 +6,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from paramwire.cli_demo import find_model, link_gb_per_s, serving
 from paramwire.cli_generate import engine_budget, in_budget
 from paramwire.cli_memory import PeakMemory, memory_now
 from paramwire.cli_model import read_served_model
+
+Source = Literal["auto", "view", "copy"]
 
 PROMPT = "Explain in simple words how a parameter server works."
 # Tokens that one side makes before the other takes its turn: short enough that a neighbour's load hits both.
@@ -32,7 +34,7 @@ class Generation:
     """One engine that goes on with one text, turn by turn."""
 
     def __init__(
-        self, snapshot: paramwire.Snapshot, options: argparse.Namespace, *, budget: int | float, source: str
+        self, snapshot: paramwire.Snapshot, options: argparse.Namespace, *, budget: int | float, source: Source
     ) -> None:
         model = read_served_model(snapshot)
         graph = model.graph()
@@ -74,8 +76,9 @@ def bench_generate(options: argparse.Namespace) -> int:
         ready = server.record()
         tcp = next(endpoint for endpoint in ready["endpoints"] if endpoint.startswith("tcp:"))
         records = [
-            remote_beside_local(options, transport, address)
-            for transport, address in (("shm", ready["address"]), ("tcp", tcp))
+            remote_beside_local(options, "shm", ready["address"], drop=False),
+            remote_beside_local(options, "shm", ready["address"], drop=True),
+            remote_beside_local(options, "tcp", tcp, drop=True),
         ]
     for record in records:
         if options.json:
@@ -87,9 +90,12 @@ def bench_generate(options: argparse.Namespace) -> int:
     return 0
 
 
-def remote_beside_local(options: argparse.Namespace, transport: str, address: str) -> dict[str, Any]:
-    """Two engines over one snapshot take turns: one streams under the budget, one has all weights in its own memory."""
-    with paramwire.connect(address, transport=transport) as client, client.snapshot() as snapshot:
+def remote_beside_local(options: argparse.Namespace, transport: str, address: str, *, drop: bool) -> dict[str, Any]:
+    """Two engines over one snapshot take turns: one streams under the budget, one has all weights in its own memory.
+
+    drop: give back the pages of views, so that the server's memory counts against the budget; else they stay mapped
+    """
+    with paramwire.connect(address, transport=transport, drop_view_pages=drop) as client, client.snapshot() as snapshot:
         local = Generation(snapshot, options, budget=0, source="copy")
         remote = Generation(snapshot, options, budget=options.budget, source="auto")
         with local.engine, remote.engine, steps_progress() as progress:
@@ -110,6 +116,7 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
         "bench": "generate",
         "transport": transport,
         "source": stats["source"],
+        "view_pages": None if stats["source"] != "view" else "dropped" if drop else "kept",
         "tokens": len(remote.ids) - 1,
         "model_bytes": model_bytes,
         "budget_bytes": remote.limit,
@@ -133,8 +140,9 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
 def show_generation(record: dict[str, Any]) -> None:
     limit = f"under a budget of {in_bytes(record['budget_bytes'])}"
     spread = f"{record['ratio_min']:.2f} to {record['ratio_max']:.2f}"
+    how = record["source"] if record["view_pages"] is None else f"view, pages {record['view_pages']}"
     pairs = [
-        ("tokens/s", f"{record['tokens_per_s']:.1f} {limit} ({record['source']})"),
+        ("tokens/s", f"{record['tokens_per_s']:.1f} {limit} ({how})"),
         ("  all local", f"{record['baseline_tokens_per_s']:.1f}: ratio {record['ratio']:.2f} ({spread})"),
         ("fetched", f"{in_bytes(record['bytes_per_token'])} a token"),
     ]

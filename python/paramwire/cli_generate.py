@@ -52,7 +52,7 @@ def in_budget(wanted: int | float, model_bytes: int) -> int:
 
 
 def engine_budget(model: ServedModel, limit: int, prompt: int, context: int) -> int:
-    """What a budget leaves for parameters, once the key/value cache and the activations have their part of it; 0: no limit.
+    """What a budget leaves for parameters, once key/value cache and activations have their part of it; 0: no limit.
 
     errors: CliError naming both when it leaves nothing
     """

@@ -209,7 +209,7 @@ def find_twin(
     if data.data.nbytes < TIED_BYTES_MIN:
         return None
     flat = np.ascontiguousarray(data.data).reshape(-1).view(np.uint8)
-    twin = seen.setdefault((data.dtype, data.shape, paramwire.crc64(flat)), tensor)
+    twin = seen.setdefault((data.dtype, data.shape, paramwire.crc64(flat.data)), tensor)
     if twin is tensor:
         return None
     other = np.ascontiguousarray(twin.read(dtype).data).reshape(-1).view(np.uint8)
@@ -253,7 +253,7 @@ class ServedModel:
         return paramwire.Graph.llama(config, naming=self._naming, tied=bool(config["tied_head"]))
 
     def state_bytes(self, context: int, step: int) -> int:
-        """What a computation holds beside parameters: the key/value cache of `context` tokens, and the activations of `step`.
+        """What a computation holds beside parameters: key/value cache of `context` tokens, activations of `step`.
 
         source: SessionOptions (compute/backend.hpp), whose sizes these are
         """
