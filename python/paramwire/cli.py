@@ -94,7 +94,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokens", type=positive, default=48, metavar="N", help="most tokens to generate (default 48)")
     parser.add_argument("--budget", type=budget, default=0, metavar="SIZE|PART%",
-                        help="most bytes of parameters held: 64MiB, or 25%% of all (default 0: no limit)")  # fmt: skip
+                        help="memory for parameters and cache: 64MiB, or 25%% of all (default: no limit)")  # fmt: skip
     add_transport(parser)
     parser.add_argument("--source", choices=("auto", "view", "copy"), default="auto",
                         help="compute on zero-copy views (shm only) or on copies (default auto)")  # fmt: skip

@@ -88,6 +88,7 @@ def measure(
         "p50_us": one.percentile_us(50),
         "p99_us": one.percentile_us(99),
         "gb_per_s": one.gb_per_s(size),
+        "gb_per_s_best_round": max(one.rounds_gb_per_s),
         "baseline_p50_us": other.percentile_us(50) if other else None,
         "baseline_p99_us": other.percentile_us(99) if other else None,
         "baseline_gb_per_s": other.gb_per_s(size) if other else None,

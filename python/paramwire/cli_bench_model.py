@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import paramwire
 from paramwire.cli_bench_common import Child, is_pattern, machine
 from paramwire.cli_common import CliError, console, facts, in_bytes, json_line, notes, steps_progress
-from paramwire.cli_demo import find_model, link_gb_per_s
-from paramwire.cli_generate import in_budget
+from paramwire.cli_demo import find_model, link_gb_per_s, serving
+from paramwire.cli_generate import engine_budget, in_budget
 from paramwire.cli_memory import PeakMemory, memory_now
 from paramwire.cli_model import read_served_model
+
+Source = Literal["auto", "view", "copy"]
 
 PROMPT = "Explain in simple words how a parameter server works."
 # Tokens that one side makes before the other takes its turn: short enough that a neighbour's load hits both.
@@ -31,19 +34,21 @@ class Generation:
     """One engine that goes on with one text, turn by turn."""
 
     def __init__(
-        self, snapshot: paramwire.Snapshot, options: argparse.Namespace, *, budget: int | float, source: str
+        self, snapshot: paramwire.Snapshot, options: argparse.Namespace, *, budget: int | float, source: Source
     ) -> None:
         model = read_served_model(snapshot)
         graph = model.graph()
         self.model_bytes = model.bytes_of(graph)
         ids = model.encode(PROMPT, chat=True)
+        context = len(ids) + options.tokens + 1
+        self.limit = in_budget(budget, self.model_bytes)
         self.engine = paramwire.Engine(
             snapshot,
             graph,
-            budget=in_budget(budget, self.model_bytes),
+            budget=engine_budget(model, self.limit, len(ids), context),
             threads=options.threads or 0,
             source=source,
-            context=len(ids) + options.tokens + 1,
+            context=context,
         )
         # The first step reads the prompt, and, without a budget, makes all weights local: it is nobody's figure.
         self.token = int(np.argmax(self.engine.step(ids)))
@@ -67,12 +72,13 @@ def bench_generate(options: argparse.Namespace) -> int:
     path = find_model(options.model)
     if not options.json:
         notes().print(f"starting a server process for {path.name}, weights as bf16")
-    with Child("paramwire", ["serve", str(path), "--dtype", "bf16", "--json", "--stop-on-eof"]) as server:
+    with tempfile.TemporaryDirectory() as folder, serving(path, folder) as server:
         ready = server.record()
         tcp = next(endpoint for endpoint in ready["endpoints"] if endpoint.startswith("tcp:"))
         records = [
-            remote_beside_local(options, transport, address)
-            for transport, address in (("shm", ready["address"]), ("tcp", tcp))
+            remote_beside_local(options, "shm", ready["address"], drop=False),
+            remote_beside_local(options, "shm", ready["address"], drop=True),
+            remote_beside_local(options, "tcp", tcp, drop=True),
         ]
     for record in records:
         if options.json:
@@ -84,9 +90,12 @@ def bench_generate(options: argparse.Namespace) -> int:
     return 0
 
 
-def remote_beside_local(options: argparse.Namespace, transport: str, address: str) -> dict[str, Any]:
-    """Two engines over one snapshot take turns: one streams under the budget, one has all weights in its own memory."""
-    with paramwire.connect(address, transport=transport) as client, client.snapshot() as snapshot:
+def remote_beside_local(options: argparse.Namespace, transport: str, address: str, *, drop: bool) -> dict[str, Any]:
+    """Two engines over one snapshot take turns: one streams under the budget, one has all weights in its own memory.
+
+    drop: give back the pages of views, so that the server's memory counts against the budget; else they stay mapped
+    """
+    with paramwire.connect(address, transport=transport, drop_view_pages=drop) as client, client.snapshot() as snapshot:
         local = Generation(snapshot, options, budget=0, source="copy")
         remote = Generation(snapshot, options, budget=options.budget, source="auto")
         with local.engine, remote.engine, steps_progress() as progress:
@@ -107,9 +116,10 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
         "bench": "generate",
         "transport": transport,
         "source": stats["source"],
+        "view_pages": None if stats["source"] != "view" else "dropped" if drop else "kept",
         "tokens": len(remote.ids) - 1,
         "model_bytes": model_bytes,
-        "budget_bytes": stats["budget_bytes"],
+        "budget_bytes": remote.limit,
         "held_bytes_max": stats["held_bytes_max"],
         "bytes_per_token": bytes_per_token,
         "tokens_per_s": speed,
@@ -130,8 +140,9 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
 def show_generation(record: dict[str, Any]) -> None:
     limit = f"under a budget of {in_bytes(record['budget_bytes'])}"
     spread = f"{record['ratio_min']:.2f} to {record['ratio_max']:.2f}"
+    how = record["source"] if record["view_pages"] is None else f"view, pages {record['view_pages']}"
     pairs = [
-        ("tokens/s", f"{record['tokens_per_s']:.1f} {limit} ({record['source']})"),
+        ("tokens/s", f"{record['tokens_per_s']:.1f} {limit} ({how})"),
         ("  all local", f"{record['baseline_tokens_per_s']:.1f}: ratio {record['ratio']:.2f} ({spread})"),
         ("fetched", f"{in_bytes(record['bytes_per_token'])} a token"),
     ]

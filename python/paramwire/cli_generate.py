@@ -15,6 +15,9 @@ from paramwire.cli_common import CliError, in_bytes, json_line, notes
 from paramwire.cli_memory import Peak, PeakMemory
 from paramwire.cli_model import ServedModel, read_served_model
 
+# Tokens of a prompt that go through the model at once.
+STEP_TOKENS = 256
+
 
 @dataclass
 class Run:
@@ -48,18 +51,38 @@ def in_budget(wanted: int | float, model_bytes: int) -> int:
     return int(wanted * model_bytes) if isinstance(wanted, float) else wanted
 
 
+def engine_budget(model: ServedModel, limit: int, prompt: int, context: int) -> int:
+    """What a budget leaves for parameters, once key/value cache and activations have their part of it; 0: no limit.
+
+    errors: CliError naming both when it leaves nothing
+    """
+    if limit == 0:
+        return 0
+    state = model.state_bytes(context, min(prompt, STEP_TOKENS))
+    if state >= limit:
+        raise CliError(
+            f"a budget of {limit} bytes leaves nothing for parameters: {context} tokens of context alone need {state}"
+        )
+    return limit - state
+
+
 def greedy(engine: paramwire.Engine, ids: Sequence[int], count: int, ends: frozenset[int]) -> Iterator[int]:
     """Up to `count` most likely tokens after `ids`; the last may be one of `ends`. Long prompts go in several steps."""
     tokens = list(ids)
-    step = 256
-    for at in range(0, len(tokens), step):
-        logits = engine.step(tokens[at : at + step])
+    for at in range(0, len(tokens), STEP_TOKENS):
+        logits = engine.step(tokens[at : at + STEP_TOKENS])
     for done in range(1, count + 1):
         token = int(np.argmax(logits))
         yield token
         if done == count or token in ends:
             return
         logits = engine.step([token])
+
+
+def verified(client: paramwire.Client) -> int:
+    """Blocks whose bytes this process has checked: as they were copied, or at the first view of them."""
+    stats = client.stats()
+    return int(stats["blocks_verified"]) + int(stats["views_verified"])
 
 
 def generate(options: argparse.Namespace) -> int:
@@ -95,14 +118,16 @@ def one_run(
     if options.json:
         start = {"event": "start", "version": str(snapshot.version), "transport": client.transport}
         json_line(start | {"prompt_tokens": len(ids), "model_bytes": model_bytes, "budget_bytes": limit})
-    verified_before = client.stats()["blocks_verified"]
+    context = len(ids) + options.tokens
+    verified_before = verified(client)
     with paramwire.Engine(
         snapshot,
         graph,
-        budget=limit,
+        budget=engine_budget(model, limit, len(ids), context) if options.layers is None else limit,
         threads=options.threads or 0,
         source=options.source,
-        context=len(ids) + options.tokens,
+        context=context,
+        step=STEP_TOKENS,
         fetch_timeout=options.timeout,
     ) as engine:
         stream = model.tokenizer.stream()
@@ -140,7 +165,7 @@ def one_run(
         bytes_fetched=stats["bytes_fetched"],
         bytes_per_token=(stats["bytes_fetched"] - fetched_first) / later if later else 0.0,
         gb_per_s=stats["bytes_fetched"] / spent / 1e9,
-        blocks_verified=client.stats()["blocks_verified"] - verified_before,
+        blocks_verified=verified(client) - verified_before,
         stall_seconds=stats["stall_seconds"],
         compute_seconds=stats["compute_seconds"],
         model_bytes=model_bytes,

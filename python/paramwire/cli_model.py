@@ -209,7 +209,7 @@ def find_twin(
     if data.data.nbytes < TIED_BYTES_MIN:
         return None
     flat = np.ascontiguousarray(data.data).reshape(-1).view(np.uint8)
-    twin = seen.setdefault((data.dtype, data.shape, paramwire.crc64(flat)), tensor)
+    twin = seen.setdefault((data.dtype, data.shape, paramwire.crc64(flat.data)), tensor)
     if twin is tensor:
         return None
     other = np.ascontiguousarray(twin.read(dtype).data).reshape(-1).view(np.uint8)
@@ -251,6 +251,16 @@ class ServedModel:
         """The model's graph; with `layers` that many of its layers, for what a process needs beside parameters."""
         config = self._config if layers is None else self._config | {"layers": layers}
         return paramwire.Graph.llama(config, naming=self._naming, tied=bool(config["tied_head"]))
+
+    def state_bytes(self, context: int, step: int) -> int:
+        """What a computation holds beside parameters: key/value cache of `context` tokens, activations of `step`.
+
+        source: SessionOptions (compute/backend.hpp), whose sizes these are
+        """
+        config = self._config
+        head = config["head_size"] or config["width"] // config["heads"]
+        cache = 2 * config["layers"] * config["kv_heads"] * head * 4 * context
+        return int(cache + 4 * (2 * config["width"] + 3 * config["ffn_width"]) * step)
 
     def bytes_of(self, graph: paramwire.Graph) -> int:
         """Bytes of the parameters that `graph` reads, each once."""

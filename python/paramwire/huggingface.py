@@ -74,7 +74,7 @@ def tokenizer_metadata(folder: Path) -> dict[str, Any]:
     types = [
         (_CONTROL if added[text].get("special") else _USER_DEFINED) if text in added else _NORMAL for text in tokens
     ]
-    metadata = {
+    metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm" if "Digits" in kinds else "gpt-2",
         "tokenizer.ggml.tokens": tokens,
