@@ -319,6 +319,11 @@ FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<F
     owners.emplace_back(i, first);
   }
   if (batch.empty() && owners.empty()) return FetchMachine::Event::kRead;
+  // Versions of two incarnations may have equal numbers: only the one that made this manifest can be asked for its blocks.
+  if (held.incarnation() != incarnation()) {
+    error = Error(Code::kStale, "the server restarted: the snapshot is gone with the incarnation that made it, take a new one");
+    return FetchMachine::Event::kChanged;
+  }
   auto link = pool_.borrow(until);
   if (!link.ok()) {
     error = std::move(link).error();
