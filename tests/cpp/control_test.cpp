@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include <filesystem>
 #include <fstream>
 #include <sys/stat.h>
@@ -55,11 +58,23 @@ TEST_F(StateFile, EveryOpenGivesAHigherEpochAndNoPublishedVersion) {
   EXPECT_EQ(read(), "paramwire-state 1\nepoch 3\n");
 }
 
-TEST_F(StateFile, NothingButTheFileIsLeftBehind) {
+TEST_F(StateFile, NothingButTheFileAndItsLockIsLeftBehind) {
   ASSERT_TRUE(open_coordinator(spec()).ok());
-  std::size_t files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory_)) files += entry.is_regular_file() ? 1U : 0U;
-  EXPECT_EQ(files, 1U);
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_)) files.push_back(entry.path().string());
+  std::sort(files.begin(), files.end());
+  EXPECT_EQ(files, (std::vector<std::string>{path(), path() + ".lock"}));
+}
+
+TEST_F(StateFile, ASecondServerOnItIsRefusedWhileTheFirstRuns) {
+  auto first = open_coordinator(spec());
+  ASSERT_TRUE(first.ok());
+  const auto second = open_coordinator(spec());
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.error().code(), Code::kUnavailable);
+  EXPECT_NE(second.error().message().find(path()), std::string::npos);
+  first->reset();
+  EXPECT_TRUE(open_coordinator(spec()).ok());
 }
 
 TEST_F(StateFile, MalformedFilesAreNamedAndLeftAlone) {

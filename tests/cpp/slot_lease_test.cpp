@@ -69,6 +69,16 @@ TEST(LeaseTable, OnlyOldLeasesOfVersionsThatNothingElseKeepsAreRevoked) {
   EXPECT_TRUE(table.holds({1, 9}));
 }
 
+TEST(LeaseTable, AChainOfLeasesOnAnOldVersionIsAsOldAsItsFirst) {
+  LeaseTable table(10);
+  const auto first = table.grant({1, 1}, 50, 0);
+  ASSERT_TRUE(first.ok());
+  ASSERT_TRUE(table.grant({1, 1}, 1000, 40, false).ok());
+  table.release(*first);
+  EXPECT_EQ(table.revoke_oldest({1, 7}, 100, 100), (Version{1, 1}));
+  EXPECT_EQ(table.count(), 0U);
+}
+
 // ---------------------------------------------------------------- slots
 
 class SlotTableTest : public testing::Test {

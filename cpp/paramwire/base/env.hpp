@@ -3,6 +3,7 @@
 
 #include "paramwire/base/error.hpp"
 
+#include <chrono>
 #include <cstdint>
 #include <limits>
 
@@ -21,6 +22,12 @@ class Clock {
 
 // CLOCK_MONOTONIC. Any thread.
 Clock& steady_clock();
+
+// A point on steady_clock() for condition variables. kNever, and what else does not fit nanoseconds, is 292 years from boot.
+inline std::chrono::steady_clock::time_point time_point(Micros at) noexcept {
+  constexpr Micros kLast = std::numeric_limits<std::int64_t>::max() / 1000;
+  return std::chrono::steady_clock::time_point(std::chrono::microseconds(at < kLast ? at : kLast));
+}
 
 // A clock that tests move by hand. One thread.
 class ManualClock final : public Clock {

@@ -20,8 +20,7 @@ bool Ticket::done() const {
 Status Ticket::wait(CallOptions options) {
   std::unique_lock lock(state_->mutex);
   const Micros until = options.timeout ? steady_clock().now() + *options.timeout : state_->deadline;
-  const auto point = std::chrono::steady_clock::time_point(std::chrono::microseconds(until));
-  if (!state_->finished.wait_until(lock, point, [this] { return state_->done; })) {
+  if (!state_->finished.wait_until(lock, time_point(until), [this] { return state_->done; })) {
     return Error(Code::kTimeout, cat("a ticket of ", state_->requests.size(), " requests is not done in time; it goes on, keep its targets"));
   }
   return state_->result;

@@ -43,8 +43,6 @@ int weight(Code code) {
   }
 }
 
-std::chrono::steady_clock::time_point time_point(Micros at) { return std::chrono::steady_clock::time_point(std::chrono::microseconds(at)); }
-
 }  // namespace
 
 ClientImpl::ClientImpl(Endpoint endpoint, const ClientOptions& options, const ClientId& id)
@@ -338,6 +336,8 @@ FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<F
       if (batch[i].result.ok()) continue;
       request.done = false;
       request.result = batch[i].result.error();
+      // A block that the manifest promised and the server does not know: it is of a version that is gone.
+      if (request.result.error().code() == Code::kNotFound) request.result = Error(Code::kStale, request.result.error().message());
       if (!error || weight(request.result.error().code()) > weight(error->code())) error = request.result.error();
       break;
     }

@@ -22,8 +22,7 @@ LinkStats operator+(const LinkStats& a, const LinkStats& b) noexcept {
 Result<LinkPool::Loan> LinkPool::borrow(Micros deadline) {
   std::unique_lock lock(mutex_);
   if (idle_.empty() && lent_ >= links_max_) {
-    const auto until = std::chrono::steady_clock::time_point(std::chrono::microseconds(deadline));
-    if (!returned_.wait_until(lock, until, [this] { return !idle_.empty() || lent_ < links_max_; })) {
+    if (!returned_.wait_until(lock, time_point(deadline), [this] { return !idle_.empty() || lent_ < links_max_; })) {
       return Error(Code::kTimeout, cat("all ", links_max_, " links of this client were in use until the deadline"));
     }
   }

@@ -8,15 +8,32 @@
 #include <ctime>
 #include <fcntl.h>
 #include <mutex>
+#include <sys/file.h>
 #include <unistd.h>
+#include <utility>
 
 namespace paramwire {
 
 namespace {
 
+class File {
+ public:
+  explicit File(int fd = -1) : fd_(fd) {}
+  File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  File& operator=(File&&) = delete;
+  ~File() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
 class MemoryCoordinator final : public Coordinator {
  public:
-  explicit MemoryCoordinator(std::uint32_t epoch) : epoch_(epoch) {}
+  // `lock`: the held lock of the state file, if there is one.
+  MemoryCoordinator(std::uint32_t epoch, File lock) : epoch_(epoch), lock_(std::move(lock)) {}
   std::uint32_t epoch() const override { return epoch_; }
   std::optional<Version> newest() const override {
     const std::lock_guard lock(mutex_);
@@ -33,26 +50,23 @@ class MemoryCoordinator final : public Coordinator {
 
  private:
   const std::uint32_t epoch_;
+  const File lock_;
   mutable std::mutex mutex_;
   VersionClock clock_;
 };
 
-class File {
- public:
-  explicit File(int fd) : fd_(fd) {}
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 constexpr std::string_view kStateHead = "paramwire-state 1\nepoch ";
 constexpr std::size_t kStateBytesMax = 256;
+
+// Two servers on one state file would take turns in raising the epoch. The lock lies beside the file, which is replaced.
+Result<File> lock_state(const std::string& path) {
+  const std::string lock_path = path + ".lock";
+  File file(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (file.get() < 0) return errno_error(Code::kUnavailable, cat("open ", lock_path), errno);
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) return file;
+  if (errno != EWOULDBLOCK) return errno_error(Code::kUnavailable, cat("lock ", lock_path), errno);
+  return Error(Code::kUnavailable, cat("state file ", path, " is in use by another server: give each server its own"));
+}
 
 // The stored epoch; 0 when there is no file yet.
 Result<std::uint32_t> read_epoch(const std::string& path) {
@@ -104,15 +118,16 @@ Result<std::unique_ptr<Coordinator>> open_coordinator(std::string_view spec) {
     constexpr std::time_t kStart = 1577836800;  // 2020-01-01; 32 bits of seconds last until 2156
     const std::time_t now = std::time(nullptr);
     const auto epoch = static_cast<std::uint32_t>(now > kStart ? now - kStart : 1);
-    return std::unique_ptr<Coordinator>(std::make_unique<MemoryCoordinator>(epoch));
+    return std::unique_ptr<Coordinator>(std::make_unique<MemoryCoordinator>(epoch, File()));
   }
   constexpr std::string_view kWithFile = "memory:";
   if (spec.starts_with(kWithFile) && spec.size() > kWithFile.size()) {
     const std::string path(spec.substr(kWithFile.size()));
+    PARAMWIRE_TRY(lock, lock_state(path));
     PARAMWIRE_TRY(stored, read_epoch(path));
     if (stored == 0xffffffffU) return Error(Code::kInvalid, cat("state file ", path, ": epochs are used up"));
     PARAMWIRE_CHECK(write_epoch(path, stored + 1));
-    return std::unique_ptr<Coordinator>(std::make_unique<MemoryCoordinator>(stored + 1));
+    return std::unique_ptr<Coordinator>(std::make_unique<MemoryCoordinator>(stored + 1, std::move(lock)));
   }
   return Error(Code::kInvalid, cat("unknown coordinator \"", spec, "\"; known: memory, memory:PATH"));
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <pthread.h>
+#include <sched.h>
 #include <thread>
 #include <vector>
 
@@ -22,6 +23,14 @@ constexpr std::uint64_t kRowsBytes = 256 * 1024;
 constexpr unsigned kCopyThreads = 2;
 
 double seconds(Micros span) { return static_cast<double>(span) / static_cast<double>(kMicrosPerSecond); }
+
+// Cores that this process may run on (sched_getaffinity(2)).
+std::uint32_t usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return static_cast<std::uint32_t>(std::max(1, CPU_COUNT(&set)));
+}
 
 // A piece in memory, or on its way.
 struct Arrival {
@@ -46,6 +55,7 @@ class StreamingEngine final : public Engine {
 
  private:
   Status bind(const Graph& graph);
+  Status open_session();
   Status plan();
   Status choose_source();
   void prefetch();
@@ -92,12 +102,9 @@ StreamingEngine::~StreamingEngine() {
 Status StreamingEngine::prepare(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options) {
   options_ = options;
   snapshot_ = std::move(snapshot);
-  PARAMWIRE_TRY(backend, open_backend(options_.backend, options_.backend_options));
-  backend_ = std::move(backend);
   PARAMWIRE_CHECK(bind(graph));
-  PARAMWIRE_TRY(session, backend_->open_session(*binding_, options_.session));
-  session_ = std::move(session);
   PARAMWIRE_CHECK(plan());
+  PARAMWIRE_CHECK(open_session());
   PARAMWIRE_CHECK(choose_source());
   window_ = std::make_unique<WalkWindow>(plan_);
   resident_.resize(plan_.pieces.size());
@@ -122,6 +129,20 @@ Status StreamingEngine::bind(const Graph& graph) {
   }
   PARAMWIRE_TRY(binding, graph.bind(tensors));
   binding_ = std::make_unique<Binding>(std::move(binding));
+  return {};
+}
+
+Status StreamingEngine::open_session() {
+  BackendOptions backend_options = options_.backend_options;
+  if (backend_options.threads == 0) {
+    const std::uint32_t cores = usable_cores();
+    backend_options.threads = plan_.window_bytes > 0 && cores > 1 ? cores - 1 : cores;
+  }
+  PARAMWIRE_TRY(backend, open_backend(options_.backend, backend_options));
+  backend_ = std::move(backend);
+  stats_.threads = backend_options.threads;
+  PARAMWIRE_TRY(session, backend_->open_session(*binding_, options_.session));
+  session_ = std::move(session);
   return {};
 }
 

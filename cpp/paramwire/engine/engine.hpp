@@ -23,6 +23,8 @@ struct EngineOptions {
   // Most bytes of parameters held at any time: ring, resident pieces, live views and embedding rows. 0: no limit (all stay).
   std::uint64_t budget_bytes = 0;
   std::string backend = "cpu";
+  // threads = 0: all cores when every parameter stays, all but one when pieces stream, since what arrives needs a core too (two
+  // cores that both compute leave each transfer to wait for a turn).
   BackendOptions backend_options;
   SessionOptions session;
   enum class Source : std::uint8_t { kAuto, kView, kCopy };
@@ -42,6 +44,7 @@ struct EngineStats {
   std::uint64_t budget_bytes = 0;
   std::uint64_t walk_bytes = 0;        // parameters that one step reads, whatever its tokens
   std::uint64_t resident_bytes = 0;    // of them, kept
+  std::uint32_t threads = 0;           // that compute
   std::string source;                  // "view" or "copy"
 };
 

@@ -114,7 +114,7 @@ Result<ControlLink::Answer> ControlLink::call(std::span<const std::byte> frame, 
     const auto my_turn = [this] { return !busy_; };
     if (deadline == kNever) {
       turn_.wait(lock, my_turn);
-    } else if (!turn_.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::microseconds(deadline)), my_turn)) {
+    } else if (!turn_.wait_until(lock, time_point(deadline), my_turn)) {
       return Error(Code::kTimeout, cat(peer(), " had not answered the call before this one by the deadline"));
     }
     if (broken()) return Error(Code::kUnreachable, cat(peer(), ": this link was broken before: ", broken_by_, "; connect again"));

@@ -72,6 +72,7 @@ class ShmLink::Memory final : public RemoteMemory {
   // errors: kStale when the server has no such arena; as ControlLink::call and MappedArena::map.
   Result<std::shared_ptr<const MappedArena>> arena(std::uint16_t index) {
     if (index < arenas_.size() && arenas_[index] != nullptr) return arenas_[index];
+    if (index > kArenaMax) return Error(Code::kStale, cat("the locator names arena ", index, ", which no server has: take a new snapshot"));
     ArenaMessage ask;
     ask.arena = index;
     const std::uint64_t request = control_.next_request();

@@ -25,6 +25,9 @@ constexpr std::size_t kSendParts = 256;
 // Body parts from this size are checked outside the lock. Taking the mutex costs about as much as the CRC of 1 KiB.
 constexpr std::size_t kUnlockFrom = 8 * 1024;
 
+// How often a put that is arriving says so to the store: far below the idle time that ends a publish, and rare beside the parts.
+constexpr Micros kProgressEvery = kMicrosPerSecond / 2;
+
 // How long the peer may take to read the last ERROR and hang up. Closing at once would reset the connection while its bytes
 // are unread, and the reset could overtake the reason.
 constexpr Micros kLinger = kMicrosPerSecond;
@@ -77,6 +80,10 @@ Status Connection::on_event(FrameParser::Event event, ServerCore& core, std::uni
     // Only this connection's session and slot are touched, so large parts are checked while others work.
     if (lock.owns_lock() && parser_.body_part().size() >= kUnlockFrom) lock.unlock();
     core.handlers->on_body(session_, parser_.body_part());
+    if (now - progress_at_ < kProgressEvery) return {};
+    if (!lock.owns_lock()) lock.lock();
+    core.handlers->on_progress(session_, now);
+    progress_at_ = now;
     return {};
   }
   if (!lock.owns_lock()) lock.lock();
@@ -87,6 +94,7 @@ Status Connection::on_event(FrameParser::Event event, ServerCore& core, std::uni
   in_frame_ = true;
   FrameParser::BodyTarget target;
   PARAMWIRE_CHECK(core.handlers->on_head(session_, parser_.header(), parser_.meta(), target, now));
+  progress_at_ = now;
   if (parser_.header().body_size > 0) parser_.set_body(target);
   return {};
 }

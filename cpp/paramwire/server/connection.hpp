@@ -69,6 +69,7 @@ class Connection {
   std::size_t accounted_ = 0;       // frames of the queue that queued_bytes_ counts
   Micros opened_;
   Micros sent_at_;                  // last time that a byte left, or that the queue was empty
+  Micros progress_at_ = 0;  // the store heard of the put under way
   Micros received_at_;
   Micros linger_until_ = 0;
 };

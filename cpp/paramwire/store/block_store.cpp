@@ -30,7 +30,8 @@ Result<BlockStore::Opened> BlockStore::open(const std::optional<Version>& want, 
   Opened opened{it->second, 0, 0};
   if (lease_ttl > 0) {
     opened.lease_ttl = std::min(lease_ttl, options_.lease_ttl_max);
-    PARAMWIRE_TRY(lease, leases_.grant(it->first, opened.lease_ttl, now));
+    const bool retained = std::distance(it, versions_.end()) <= static_cast<std::ptrdiff_t>(options_.retained_versions);
+    PARAMWIRE_TRY(lease, leases_.grant(it->first, opened.lease_ttl, now, retained));
     opened.lease = lease;
   }
   return opened;

@@ -6,12 +6,16 @@
 
 namespace paramwire {
 
-Result<std::uint64_t> LeaseTable::grant(Version version, Micros ttl, Micros now) {
+Result<std::uint64_t> LeaseTable::grant(Version version, Micros ttl, Micros now, bool retained) {
   if (leases_.size() >= max_leases_) {
     return Error(Code::kBackpressure, cat("the server holds ", leases_.size(), " leases, its limit: close snapshots or wait"));
   }
+  Micros granted = now;
+  for (const auto& [other_id, other] : leases_) {
+    if (!retained && other.version == version) granted = std::min(granted, other.granted);
+  }
   const std::uint64_t id = ++last_id_;
-  leases_.emplace(id, Lease{version, now, now + ttl});
+  leases_.emplace(id, Lease{version, granted, now + ttl});
   ++held_[version];
   return id;
 }
@@ -38,13 +42,15 @@ void LeaseTable::expire(Micros now) {
 }
 
 std::optional<Version> LeaseTable::revoke_oldest(Version retained, Micros age, Micros now) {
-  for (auto it = leases_.begin(); it != leases_.end() && it->second.granted + age <= now; ++it) {
-    if (it->second.version >= retained) continue;
-    const Version version = it->second.version;
-    end(it);
-    return version;
+  auto oldest = leases_.end();
+  for (auto it = leases_.begin(); it != leases_.end(); ++it) {
+    if (it->second.version >= retained || it->second.granted + age > now) continue;
+    if (oldest == leases_.end() || it->second.granted < oldest->second.granted) oldest = it;
   }
-  return std::nullopt;
+  if (oldest == leases_.end()) return std::nullopt;
+  const Version version = oldest->second.version;
+  end(oldest);
+  return version;
 }
 
 std::vector<Version> LeaseTable::held_versions() const {

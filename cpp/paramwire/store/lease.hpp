@@ -20,8 +20,10 @@ class LeaseTable {
   // incarnation, so that a renewal or release meant for a former one does not hit somebody else's lease.
   explicit LeaseTable(std::uint32_t max_leases, std::uint64_t first_id = 0) : max_leases_(max_leases), last_id_(first_id) {}
 
+  // `retained` false: the version is readable only because others lease it. Its age then counts from the oldest of their
+  // leases, or a chain of short leases could keep it for ever.
   // errors: kBackpressure at the limit.
-  Result<std::uint64_t> grant(Version version, Micros ttl, Micros now);
+  Result<std::uint64_t> grant(Version version, Micros ttl, Micros now, bool retained = true);
   // errors: kStale when the lease ended (expired, revoked, released, or never was).
   Status renew(std::uint64_t lease, Micros ttl, Micros now);
   // Ending a lease that is gone is not an error: the wish is met.
@@ -49,7 +51,7 @@ class LeaseTable {
 
   std::uint32_t max_leases_;
   std::uint64_t last_id_;
-  std::map<std::uint64_t, Lease> leases_;     // by id: ids grow, so the first is the oldest
+  std::map<std::uint64_t, Lease> leases_;     // by id
   std::map<Version, std::uint32_t> held_;     // leases per version
 };
 
