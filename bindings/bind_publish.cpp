@@ -87,6 +87,9 @@ void PyPublish::put(const std::string& name, py::handle array, py::handle dtype,
 void PyPublish::put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape) {
   if (block_bytes == 0) raise_invalid("block_bytes is 0");
   const Source whole = source(name, array, dtype, shape, py::none(), py::none());
+  // What the tensor was cut into before would overlap.
+  const Status removed = call([name, options = options_](Publisher& publisher) { return publisher.remove(name, options); });
+  if (!removed.ok() && removed.error().code() != Code::kNotFound) raise(removed.error());
   const std::uint64_t rows = whole.shape.rank() == 0 ? 1 : whole.shape[0];
   const std::uint64_t row_bits = rows == 0 ? 0 : whole.shape.elements() / rows * dtype_bits(whole.dtype);
   std::vector<Item> items;

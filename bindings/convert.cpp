@@ -79,10 +79,17 @@ py::object python_type(const char* name) {
   return py::module_::import("paramwire._types").attr(name);
 }
 
+namespace {
+
+// Ten years: what infinity means. Far below where microseconds, added up and turned into nanoseconds, leave 64 bits.
+constexpr Micros kLongest = Micros{10} * 365 * 24 * 3600 * kMicrosPerSecond;
+
+}  // namespace
+
 Micros micros_required(double seconds, const char* name) {
   if (std::isnan(seconds)) raise_invalid(cat(name, " is NaN: give seconds"));
   const double scaled = seconds * static_cast<double>(kMicrosPerSecond);
-  if (scaled >= static_cast<double>(kNever)) return kNever;
+  if (scaled >= static_cast<double>(kLongest)) return kLongest;
   if (scaled <= 0) return 0;
   return std::max<Micros>(1, static_cast<Micros>(scaled));
 }

@@ -44,7 +44,7 @@ T take(Result<T> result) {
 // An attribute of python/paramwire/_types.py.
 py::object python_type(const char* name);
 
-// Seconds: None is nullopt, infinity is "never".  errors: TypeError; InvalidError for NaN.
+// Seconds: None is nullopt, infinity is ten years.  errors: TypeError; InvalidError for NaN.
 std::optional<Micros> micros(py::handle seconds, const char* name);
 // The same where None is not allowed.
 Micros micros_required(double seconds, const char* name);

@@ -41,7 +41,7 @@ BINDINGS = {
     "base": ANY,
     "codec": ANY,
     "store": r"checkpoint\w*",
-    "compute": r"\w*graph\w*",
+    "compute": r"\w*graph\w*|llama",  # llama_graph() builds a graph
     "client": ANY,
     "server": ANY,
     "engine": ANY,

@@ -1,10 +1,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import EllipsisType, TracebackType
-from typing import Any, Literal, Self, TypedDict, final, overload
+from typing import Any, Self, TypedDict, final, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from typing_extensions import Buffer
+from typing_extensions import Buffer  # numpy's arrays are one from Python 3.12 on
 
 from paramwire._types import BlockInfo, LlamaConfig, TensorInfo, Version
 
@@ -47,14 +47,14 @@ class InternalError(Error):
 
 # ---------------------------------------------------------------- checksums
 
-def crc64(data: Buffer, /, *, before: int = 0) -> int:
+def crc64(data: Buffer | NDArray[Any], /, *, before: int = 0) -> int:
     """CRC-64/XZ of the bytes of `data`; the GIL is released while they are read.
 
     data:    any contiguous buffer; ValueError when it is not contiguous, TypeError when it is no buffer
     before:  CRC of the bytes that come before these, so that crc64(b, before=crc64(a)) is crc64(a + b)
     """
 
-def crc32c(data: Buffer, /, *, before: int = 0) -> int:
+def crc32c(data: Buffer | NDArray[Any], /, *, before: int = 0) -> int:
     """CRC-32C (Castagnoli) of the bytes of `data`; arguments and errors as for `crc64`."""
 
 def crc_implementation() -> str:
@@ -176,10 +176,10 @@ class Publish:
         dtype: str | DTypeLike | None = None,
         shape: int | Iterable[int] | None = None,
     ) -> None:
-        """Store a tensor in blocks of at most `block_bytes`, each a range of rows (a row is never cut). As put
-        otherwise.
+        """Store a tensor in blocks of at most `block_bytes`, each a range of rows (none is cut). As put otherwise.
 
-        A tensor that is stored in other parts already must be removed first: finish() refuses blocks that overlap.
+        Replaces the tensor, whatever parts it had; a put of a part, or of the whole, needs a remove() before it when
+        the tensor is stored in other parts.
         """
 
     def put_all(self, arrays: Mapping[str, Any]) -> None:
@@ -479,7 +479,7 @@ class Graph:
     def __init__(self) -> None: ...
     @staticmethod
     def llama(
-        config: LlamaConfig | Mapping[str, Any], *, naming: Literal["gguf", "hf"] = "gguf", tied: bool | None = None
+        config: LlamaConfig | Mapping[str, Any], *, naming: str = "gguf", tied: bool | None = None
     ) -> Graph:
         """The operations of a Llama-shaped decoder.
 
@@ -507,7 +507,7 @@ class Graph:
         head_size: int,
         rotary_size: int | None = None,
         base: float = 10000.0,
-        layout: Literal["interleaved", "half_split"] = "interleaved",
+        layout: str = "interleaved",
     ) -> None:
         """Rotate pairs of each head by position: (2 i, 2 i + 1), or (i, i + size / 2)."""
 
@@ -552,7 +552,7 @@ class Engine:
         budget: int = 0,
         backend: str = "cpu",
         threads: int = 0,
-        source: Literal["auto", "view", "copy"] = "auto",
+        source: str = "auto",
         context: int = 2048,
         step: int = 256,
         fetch_timeout: float = 30.0,

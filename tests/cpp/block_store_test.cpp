@@ -133,6 +133,14 @@ TEST_F(BlockStoreTest, FinishWithAnUnsealedPutIsRefusedAndCanBeRepeated) {
   EXPECT_TRUE(finish(id).ok());
 }
 
+TEST_F(BlockStoreTest, APutIsSealedOnlyInThePublishThatBeganIt) {
+  const PublishId mine = start(), other = start();
+  const auto slot = store_->put_begin(mine, bytes_spec("a", 30), 0);
+  ASSERT_TRUE(slot.ok());
+  EXPECT_EQ(seal(other, *slot, 1).error().code(), Code::kInternal);
+  EXPECT_TRUE(seal(mine, *slot, 1).ok());
+}
+
 TEST_F(BlockStoreTest, TheSecondPutOfABlockReplacesTheFirst) {
   const PublishId id = start();
   ASSERT_TRUE(put(id, "a", 10, 1).ok());

@@ -161,8 +161,6 @@ def test_ranges_equal_numpy_slices_whatever_the_blocks_are(server, client, data)
     block_bytes = data.draw(st.integers(1, 2000), label="block_bytes")
     array = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
     with server.publish() as p:
-        if server.newest is not None:
-            p.remove("w")  # blocks of another cut are replaced by nothing but their removal
         p.put_rows("w", array, block_bytes)
     begin = data.draw(st.integers(0, rows - 1), label="begin")
     end = data.draw(st.integers(begin + 1, rows), label="end")

@@ -69,14 +69,16 @@ def test_a_frozen_server_costs_the_deadline_and_no_more(server_process, transpor
 
 
 def test_a_restarted_server_is_another_incarnation(start_server, tmp_path, transport):
-    first = start_server(listen=[f"unix:{tmp_path}/s.sock", "tcp://127.0.0.1:0"])
+    # With a state file the epochs grow even when both start within a second.
+    state = str(tmp_path / "state")
+    first = start_server(listen=[f"unix:{tmp_path}/s.sock", "tcp://127.0.0.1:0"], state=state)
     first.publish(TENSOR)
     with pw.connect(first.address, transport=transport, timeout=10.0) as client:
         old = client.snapshot()
         before = client.incarnation
         old["w"]
         first.kill()
-        second = start_server(listen=first.endpoints)
+        second = start_server(listen=first.endpoints, state=state)
         second.publish(TENSOR, add=1)
         new = client.snapshot()
         assert client.incarnation != before
@@ -90,6 +92,20 @@ def test_a_restarted_server_is_another_incarnation(start_server, tmp_path, trans
         with pytest.raises(pw.StaleError):
             client.snapshot(old.version)
         assert client.stats()["restarts_seen"] == 1
+
+
+def test_a_snapshot_of_another_incarnation_is_stale_though_the_numbers_are_equal(start_server, tmp_path, transport):
+    """Both servers get the epoch 1, from state files of their own: only the incarnation tells them apart."""
+    first = start_server(listen=[f"unix:{tmp_path}/s.sock", "tcp://127.0.0.1:0"], state=str(tmp_path / "one"))
+    version = first.publish(TENSOR)
+    with pw.connect(first.address, transport=transport, timeout=10.0) as client:
+        old = client.snapshot()
+        first.kill()
+        second = start_server(listen=first.endpoints, state=str(tmp_path / "two"))
+        assert second.publish(TENSOR, add=1) == version
+        np.testing.assert_array_equal(client.snapshot()["w"], VALUES + 1)
+        with pytest.raises(pw.StaleError, match="restarted"):
+            old.fetch("w")
 
 
 def flip_byte(pid: int, pattern: bytes) -> None:

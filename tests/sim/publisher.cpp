@@ -277,6 +277,7 @@ void LocalPublisher::start() {
 
 void LocalPublisher::act() {
   if (world_.stopping()) return;
+  slot_.reset();  // of a server that died meanwhile
   server_ = world_.server();
   if (gone() || world_.now() < server_->frozen_until()) return start();
   publish_ = {world_.random().next(), world_.random().next()};

@@ -73,9 +73,11 @@ void SimServer::adopt(Connection& connection) {
 }
 
 void SimServer::freeze(Micros time) {
+  if (world_.now() < frozen_until_) return;  // one freeze at a time: it ends when it was going to
   frozen_until_ = world_.now() + time;
   // When it wakes, what was queued is handled before its clock is looked at: pumps are retried at the same moment, and were
   // scheduled before the tick that follows.
+  if (world_.profile().tick_first) world_.after(time, Lane::kPassive, [this] { handlers_->tick(world_.now()); });
   world_.after(time + 1, Lane::kPassive, [this] { tick(); });
 }
 

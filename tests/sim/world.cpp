@@ -153,7 +153,7 @@ void World::make_model() {
   const std::uint64_t whole = 3 + random_.below(3);
   for (std::uint64_t i = 0; i < whole; ++i) {
     std::uint64_t size = 1 + random_.below(700);
-    if (medium && random_.chance(50)) size = 4200 + random_.below(9000);
+    if (medium) size = 4200 + random_.below(9000);  // no slabs: room is scarce
     if (large && i == 1) size = 2 * kExtentBytes + 1 + random_.below(kExtentBytes);
     tensors_.push_back({cat("layer.", i), size, Shape{size}, Shard::whole()});
   }
@@ -162,7 +162,7 @@ void World::make_model() {
   tensors_.push_back({"layer.0.extra", 40, Shape{40}, Shard::whole()});
 
   store_options_.lease_ttl_max = 20'000;
-  store_options_.lease_age_max = static_cast<Micros>(10'000 + random_.below(20'000));
+  store_options_.lease_age_max = static_cast<Micros>(3000 + random_.below(20'000));
   store_options_.publish_idle_max = 8'000;
   store_options_.publishes_max = 4;
   store_options_.leases_max = 6;
@@ -170,6 +170,11 @@ void World::make_model() {
   store_options_.omitted = profile_.store;
   // Slabs take 64 KiB a size: room for each, then little or much more.
   memory_limit_ = (std::uint64_t{64} << 10) * (tensors_.size() + 4 + random_.below(4)) + (large ? 1'200'000 : 0);
+  if (medium && !large) {
+    std::uint64_t sum = 0;
+    for (const Tensor& tensor : tensors_) sum += tensor.size;
+    memory_limit_ = (std::uint64_t{64} << 10) * 4 + sum * (26 + random_.below(30)) / 10;
+  }
   memory_limit_ = memory_limit_ / 4096 * 4096;
 }
 
@@ -213,7 +218,7 @@ void World::flip_arena() {
     coverage_.faults["bit flipped in a slot header"]++;
   } else {
     const std::uint64_t table = copy.extent_table == 0 ? 0 : extent_count(copy.stored_size) * sizeof(ExtentRow);
-    const std::uint64_t at = random_.below(copy.stored_size + table);
+    const std::uint64_t at = table > 0 && random_.chance(30) ? copy.stored_size + random_.below(table) : random_.below(copy.stored_size);
     place = target.tier().at(locator.arena, locator.payload_offset + (at < copy.stored_size ? at : copy.extent_table * std::uint64_t{64} + at - copy.stored_size));
     coverage_.faults[at < copy.stored_size ? "bit flipped in a payload" : "bit flipped in an extent table"]++;
   }

@@ -37,6 +37,7 @@ struct Profile {
   bool equal_epochs = true;        // some restarts forget the state file: the same epoch again, another incarnation
   bool streams = true;
   bool one_sided = true;
+  bool tick_first = false;         // a server that wakes expires leases before it handles what was queued: a fault of the edge
   bool blind_clock = false;        // the version clock takes any base: the store's own fence carries alone
 };
 

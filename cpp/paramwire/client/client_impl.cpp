@@ -319,6 +319,11 @@ FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<F
     owners.emplace_back(i, first);
   }
   if (batch.empty() && owners.empty()) return FetchMachine::Event::kRead;
+  // Versions of two incarnations may have equal numbers: only the one that made this manifest can be asked for its blocks.
+  if (held.incarnation() != incarnation()) {
+    error = Error(Code::kStale, "the server restarted: the snapshot is gone with the incarnation that made it, take a new one");
+    return FetchMachine::Event::kChanged;
+  }
   auto link = pool_.borrow(until);
   if (!link.ok()) {
     error = std::move(link).error();
@@ -486,9 +491,11 @@ std::thread ClientImpl::start_thread(const char* name, void (ClientImpl::*loop)(
 }
 
 void ClientImpl::close() {
-  if (fork_.in_child()) {  // threads and sockets are the parent's
+  if (fork_.in_child()) {
+    // Threads and sockets are the parent's. A thread that is not in this process can be neither joined nor detached (glibc
+    // answers EINVAL, which std::thread throws): its handle is left behind.
     for (std::thread* thread : {&renew_thread_, &fetch_thread_}) {
-      if (thread->joinable()) thread->detach();
+      if (thread->joinable()) static_cast<void>(new std::thread(std::move(*thread)));
     }
     return;
   }

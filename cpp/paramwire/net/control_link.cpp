@@ -3,6 +3,7 @@
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/text.hpp"
 
+#include <chrono>
 #include <algorithm>
 #include <cstring>
 #include <poll.h>
@@ -108,15 +109,29 @@ Result<ControlLink::Answer> ControlLink::exchange(std::span<const std::byte> fra
 
 Result<ControlLink::Answer> ControlLink::call(std::span<const std::byte> frame, std::uint64_t request, Micros deadline) {
   PARAMWIRE_CHECK(guard_.check(cat("control link to ", peer())));
-  const std::lock_guard lock(mutex_);
-  if (broken()) return Error(Code::kUnreachable, cat(peer(), ": this link was broken before: ", broken_by_, "; connect again"));
-  auto answer = exchange(frame, request, deadline);
-  if (!answer.ok()) {
-    broken_by_ = answer.error().to_string();
-    broken_.store(true, std::memory_order_release);
-    socket_.shutdown();
-    return answer;
+  {
+    std::unique_lock lock(mutex_);
+    const auto my_turn = [this] { return !busy_; };
+    if (deadline == kNever) {
+      turn_.wait(lock, my_turn);
+    } else if (!turn_.wait_until(lock, std::chrono::steady_clock::time_point(std::chrono::microseconds(deadline)), my_turn)) {
+      return Error(Code::kTimeout, cat(peer(), " had not answered the call before this one by the deadline"));
+    }
+    if (broken()) return Error(Code::kUnreachable, cat(peer(), ": this link was broken before: ", broken_by_, "; connect again"));
+    busy_ = true;
   }
+  auto answer = exchange(frame, request, deadline);
+  {
+    const std::lock_guard lock(mutex_);
+    busy_ = false;
+    if (!answer.ok()) {
+      broken_by_ = answer.error().to_string();
+      broken_.store(true, std::memory_order_release);
+      socket_.shutdown();
+    }
+  }
+  turn_.notify_one();
+  if (!answer.ok()) return answer;
   if (answer->type == FrameType::kError) return error_of_peer(peer(), answer->meta);
   return answer;
 }

@@ -11,6 +11,7 @@
 #include "paramwire/wire/message.hpp"
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -72,7 +73,9 @@ class ControlLink {
   Result<Answer> exchange(std::span<const std::byte> frame, std::uint64_t request, Micros deadline);
 
   ForkGuard guard_;
-  std::mutex mutex_;
+  std::mutex mutex_;              // held for moments; who has the turn holds `busy_`, so that others can wait with a deadline
+  std::condition_variable turn_;
+  bool busy_ = false;
   Socket socket_;
   ServerFacts facts_;
   std::atomic<std::uint64_t> last_request_{0};

@@ -48,7 +48,8 @@ class Server::Thread {
   }
   void disown() noexcept {
     loop_->disown();
-    if (thread_.joinable()) thread_.detach();
+    // Not detach(): glibc has no such thread in the child, and std::thread throws its EINVAL.
+    if (thread_.joinable()) static_cast<void>(new std::thread(std::move(thread_)));
   }
 
  private:

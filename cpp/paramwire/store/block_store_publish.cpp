@@ -122,7 +122,9 @@ void BlockStore::stage(Publish& publish, Staged staged) {
 
 Status BlockStore::put_seal(PublishId id, const PutSlot& put, std::uint64_t crc64, std::span<const std::uint32_t> extents, Micros now) {
   const auto open = open_puts_.find(put.slot);
-  if (open == open_puts_.end()) return Error(Code::kInternal, cat("put of block ", put.block, " was not begun"));
+  if (open == open_puts_.end() || open->second.publish != id) {
+    return Error(Code::kInternal, cat("put of block ", put.block, " was not begun in publish ", id));
+  }
   const bool orphan = open->second.orphan;
   const std::uint64_t key = open->second.key;
   if (extents.size() != extent_count(put.payload.size())) {
