@@ -118,7 +118,7 @@ def pattern(offset: int, size: int) -> npt.NDArray[np.uint8]:
 def plain_memory(size: int) -> npt.NDArray[np.uint8]:
     """Private memory in ordinary pages, all of them present.
 
-    numpy's own large arrays ask for huge pages, in which copies are up to a third faster: a baseline between two of them
+    numpy's large arrays ask for huge pages, in which copies are up to a third faster: a baseline between two of them
     would be another one than the copy out of a server's memory that it stands beside.
     """
     region = np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
