@@ -1,7 +1,6 @@
 /* The plain TCP fetch that paramwire's tcp transport is measured against: request and response over one connection between two
  * processes, blocking sockets with TCP_NODELAY, no check of the bytes. Whoever calls opens the sockets. */
-#ifndef PARAMWIRE_BENCH_BASELINE_TCP_H
-#define PARAMWIRE_BENCH_BASELINE_TCP_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,6 +22,4 @@ int baseline_tcp_fetch(int fd, uint64_t offset, void *target, uint64_t size);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

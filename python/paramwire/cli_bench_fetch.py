@@ -15,7 +15,16 @@ from rich.progress import Progress, TaskID
 
 import paramwire
 from paramwire import _bench
-from paramwire.cli_bench_common import Call, Child, available_memory, is_pattern, machine, measure, pattern
+from paramwire.cli_bench_common import (
+    Call,
+    Child,
+    available_memory,
+    is_pattern,
+    machine,
+    measure,
+    pattern,
+    plain_memory,
+)
 from paramwire.cli_common import (
     CliError,
     console,
@@ -120,10 +129,10 @@ def bench_size(
     count = max(1, min(COUNT_MAX, rotate // size))
     progress.update(task, description=f"{size_name(size)}: server starts")
     with Child("paramwire.cli_bench_server", ["--size", str(size), "--count", str(count)]) as server:
-        source = np.empty(size * count, np.uint8)
+        source = plain_memory(size * count)
         for at in range(0, source.size, 1 << 24):
             source[at : at + (1 << 24)] = pattern(at, min(1 << 24, source.size - at))
-        target = np.ones(size * count, np.uint8)
+        target = plain_memory(size * count)
         setting = Setting(size, count, seconds, server, server.record(), source, target)
         for transport in transports:
             for figure in SHM_FIGURES if transport == "shm" else TCP_FIGURES:
@@ -268,42 +277,30 @@ def first_views(setting: Setting) -> tuple[dict[str, Any], bool]:
 
 
 def show(records: list[dict[str, Any]]) -> None:
-    def number(value: float | None, digits: int = 2) -> str:
-        return "-" if value is None else f"{value:.{digits}f}"
+    """A table for each transport, narrow enough for 100 columns."""
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
     out = console()
     for transport in dict.fromkeys(record["transport"] for record in records):
         rows = [
             (
-                record["bench"].replace("_", " "),
-                record["memory"],
+                f"{record['bench'].replace('_', ' ')}, {record['memory']}",
                 size_name(record["bytes"]),
                 in_micros(record["p50_us"]),
                 in_micros(record["p99_us"]),
                 number(record["gb_per_s"]),
-                record["baseline"] or "-",
                 in_micros(record["baseline_p50_us"]),
                 number(record["baseline_gb_per_s"]),
                 number(record["ratio"]),
-                number(record["cpu_s_per_gb"], 3),
+                number(record["cpu_s_per_gb"]),
                 "yes" if record["correct"] else "NO",
             )
             for record in records
             if record["transport"] == transport
         ]
-        columns = (
-            "what",
-            "memory",
-            "block",
-            "p50",
-            "p99",
-            "GB/s",
-            "baseline",
-            "its p50",
-            "its GB/s",
-            "ratio",
-            "CPU s/GB",
-            "right",
-        )
-        out.print(table(f"{transport}, from Python", columns, rows, left=("what", "memory", "baseline")))
+        columns = ("what", "block", "p50", "p99", "GB/s", "base p50", "GB/s", "ratio", "CPU s/GB", "right")
+        base = "memcpy (and reading, for fetch read)" if transport == "shm" else "plain TCP"
+        out.print(table(f"{transport}, from Python; base: {base}", columns, rows, left=("what",)))
         out.print()

@@ -19,7 +19,8 @@ from paramwire.safetensors_file import write_safetensors
 # Far more than any command here takes: only a hang reaches it.
 TIMEOUT = 120.0
 
-WIDTH, FFN, HEADS, KV_HEADS, LAYERS = 64, 128, 4, 2, 2
+# 4 MiB as float32: a part of it as budget leaves room beside the 256 KiB that an engine keeps for embedding rows.
+WIDTH, FFN, HEADS, KV_HEADS, LAYERS = 128, 512, 4, 2, 4
 HEAD = WIDTH // HEADS
 
 

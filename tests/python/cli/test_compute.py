@@ -21,7 +21,7 @@ def generate(cli, address, *extra):
 def test_generate_makes_the_same_tokens_however_the_weights_come(cli, tiny_gguf, tiny_safetensors):
     results = []
     for model in (tiny_gguf, tiny_safetensors):
-        with cli.serving(model.path, "--block-bytes", "4KiB") as facts:
+        with cli.serving(model.path, "--block-bytes", "64KiB") as facts:
             for address, *extra in (
                 (facts["address"], "--transport", "shm"),
                 (facts["address"], "--transport", "shm", "--source", "copy", "--budget", "40%"),
@@ -108,7 +108,7 @@ def test_bench_fetch_refuses_blocks_that_do_not_fit_into_memory(cli):
 
 
 def test_bench_generate_compares_with_local_weights_and_with_the_link(cli, tiny_gguf):
-    arguments = ("--model", tiny_gguf.path, "--tokens", "16", "--budget", "40%")
+    arguments = ("--model", tiny_gguf.path, "--tokens", "16", "--budget", "75%")
     records = cli.json_lines("bench", "generate", "--json", *arguments)
     seen = [(record["transport"], record["view_pages"]) for record in records]
     assert seen == [("shm", "kept"), ("shm", "dropped"), ("tcp", None)]

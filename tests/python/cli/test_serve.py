@@ -38,8 +38,8 @@ def test_serve_as_bf16_rounds_and_cuts_large_tensors_in_blocks(cli, tiny_gguf, t
         embedding = tiny_gguf.tensors["token_embd.weight"]
         assert listed["token_embd.weight"]["dtype"] == "bf16"
         assert listed["token_embd.weight"]["bytes"] == embedding.size * 2
-        # 4 KiB hold 32 rows of 64 values of 2 bytes.
-        assert listed["token_embd.weight"]["blocks"] == -(-embedding.shape[0] // 32)
+        # 4 KiB hold 16 rows of 128 values of 2 bytes.
+        assert listed["token_embd.weight"]["blocks"] == -(-embedding.shape[0] // 16)
         target = tmp_path / "out.npy"
         (record,) = cli.json_lines("get", facts["address"], "token_embd.weight", "-o", target, "--json")
         assert record["file_dtype"] == "uint16"
@@ -161,7 +161,7 @@ def test_people_see_tables(cli, tiny_gguf):
     with cli.serving(tiny_gguf.path) as facts:
         listed = cli.run("ls", facts["address"]).stdout
         assert "blk.0.ffn_down.weight" in listed
-        assert "64 x 128" in listed
+        assert "128 x 512" in listed
         assert f"version {facts['version']}: {len(tiny_gguf.tensors) + 2} tensors" in listed
         got = cli.run("get", facts["address"], "output_norm.weight").stdout
         assert "first values" in got
