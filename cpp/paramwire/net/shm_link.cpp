@@ -148,7 +148,12 @@ Result<std::unique_ptr<Link>> ShmLink::connect(const Endpoint& endpoint, const C
   if (control->facts().incarnation != incarnation && !options.omitted.epoch) {
     return Error(Code::kStale, cat(endpoint, " is incarnation ", control->facts().incarnation, " now, ", incarnation, " was expected (the server restarted): take a new snapshot"));
   }
-  return std::unique_ptr<Link>(new ShmLink(std::move(control), options));
+  std::unique_ptr<ShmLink> link(new ShmLink(std::move(control), options));
+  // A server whose memory can't be mapped must be refused here, where another transport can still be chosen, and not at the
+  // first read. No arena yet is fine.
+  link->memory_->deadline = deadline;
+  if (const auto first = link->memory_->arena(0); !first.ok() && first.error().code() != Code::kStale) return first.error();
+  return std::unique_ptr<Link>(std::move(link));
 }
 
 void ShmLink::count_failure(const Error& error) {
