@@ -82,7 +82,7 @@ class ServerProcess:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--soak", action="store_true", help="fault tests at full size and length, as `make soak` runs them")
+    parser.addoption("--soak", action="store_true", help="fault tests at full size and length (`make soak`)")
 
 
 @pytest.fixture

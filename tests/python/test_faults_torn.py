@@ -124,7 +124,6 @@ def test_no_torn_block_is_accepted_while_a_writer_flips_it(tmp_path, transport, 
         for reader in readers:
             reader.join(60)
         assert not any(reader.is_alive() for reader in readers)
-        print(report(readers))
         assert [reader.failure or reader.error for reader in readers if reader.failure or reader.error] == []
         assert ended, f"no reader met a change, or one starved: {report(readers)}"
         assert sum(reader.torn for reader in readers) == 0
