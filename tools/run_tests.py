@@ -115,8 +115,8 @@ class Run:
         self.command(*words)
         self.counts.passed += 1
 
-    def pytest(self, folder: str) -> None:
-        self.counted(PYTHON, "-m", "pytest", folder, "-q", f"--junitxml={self._junit}")
+    def pytest(self, *words: str) -> None:
+        self.counted(PYTHON, "-m", "pytest", *words, "-q", f"--junitxml={self._junit}")
 
     def ctest(self, preset: str, label: str | None, prefix: Sequence[str] = (), jobs: int | None = None) -> None:
         words = [*prefix, "ctest", "--preset", preset, "-j", str(jobs or os.cpu_count() or 1)]
@@ -159,6 +159,11 @@ def lint(run: Run) -> None:
 def wheel(run: Run) -> None:
     run.command(*setup("wheel"))
     run.pytest("tests/wheel")
+
+
+def long_faults(run: Run) -> None:
+    """Fault tests take what they need for a figure: a minute under a writer at full speed, a model of 1 GiB."""
+    run.pytest("--soak", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "python").glob("test_faults*.py")))
 
 
 def sanitized(preset: str, label: str | None) -> Callable[[Run], None]:
@@ -210,6 +215,7 @@ SUITES = (
     Suite("tsan", 2, sanitized("tsan", "sanitize"), "tests labelled sanitize, data races"),
     Suite("asan-all", 20, sanitized("asan", None), "every C++ test, address and undefined behaviour", soak=True),
     Suite("tsan-all", 20, sanitized("tsan", None), "every C++ test, data races", soak=True),
+    Suite("faults-soak", 12, long_faults, "fault tests at full size and length", ("package",), soak=True),
     Suite("isolated", 5, isolated_install, "pip install . in a clean virtual environment", soak=True),
 )
 

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -77,6 +79,32 @@ class ServerProcess:
         self.kill()
         self.process.stdin.close()
         self.process.stdout.close()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="fault tests at full size and length (`make soak`)")
+
+
+@pytest.fixture
+def soak(request: pytest.FixtureRequest) -> bool:
+    """Whether this run may take minutes and gigabytes."""
+    return bool(request.config.getoption("--soak"))
+
+
+@pytest.fixture
+def until() -> Callable[..., bool]:
+    """Asks again and again, with a bound; for events that have no handle to wait on."""
+
+    def ask(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+        end = time.monotonic() + seconds
+        pause = threading.Event()
+        while not true():
+            if time.monotonic() > end:
+                return False
+            pause.wait(0.02)
+        return True
+
+    return ask
 
 
 @pytest.fixture(params=["shm", "tcp"])

@@ -24,6 +24,7 @@ class SimTier final : public Tier {
   std::uint64_t committed_bytes() const noexcept override { return limit_; }
   std::uint64_t limit_bytes() const noexcept override { return limit_; }
   std::string_view name() const noexcept override { return "simulated"; }
+  bool mappable() const noexcept override { return false; }
   std::string note() const override { return {}; }
 
  private:

@@ -412,6 +412,7 @@ Result<BlockView> ClientImpl::view(const HeldManifest& held, const BlockRead& wh
     return Error(Code::kUnavailable, cat("views need shared memory, this client's transport is tcp", rejected_.empty() ? "" : cat(" (shm: ", rejected_.front().second, ")"), ": fetch instead"));
   }
   const std::lock_guard lock(view_mutex_);
+  PARAMWIRE_CHECK(check_usable());  // again: a link opened after close() would stay
   if (!view_link_ || view_link_->broken() || view_incarnation_ != held.incarnation()) {
     if (held.incarnation() != incarnation()) return Error(Code::kStale, "the server restarted: the snapshot is gone with the incarnation that made it, take a new one");
     PARAMWIRE_TRY(link, open_shm(deadline({})));
@@ -501,6 +502,13 @@ void ClientImpl::close() {
   }
   if (closed_.exchange(true)) return;
   if (auto link = control()) link->close();  // wakes a renewal that waits for an answer
+  // Connections end here and not with the last handle: whoever keeps a closed client would cost the server its connections, and
+  // this process its mappings. Views keep what they need.
+  pool_.close();
+  if (const std::unique_lock lock(view_mutex_, std::try_to_lock); lock.owns_lock() && view_link_) {  // else it waits for the server
+    view_dropped_ = view_dropped_ + view_link_->stats();
+    view_link_.reset();
+  }
   {
     const std::lock_guard lock(renew_mutex_);
     renew_wake_.notify_all();

@@ -47,7 +47,7 @@ Result<LinkPool::Loan> LinkPool::borrow(Micros deadline) {
 void LinkPool::take_back(std::unique_ptr<Link> link, std::uint64_t generation) {
   const std::lock_guard lock(mutex_);
   --lent_;
-  if (link->broken() || generation != generation_) {
+  if (closed_ || link->broken() || generation != generation_) {
     dropped_ = dropped_ + link->stats();
   } else {
     idle_.push_back(std::move(link));
@@ -58,6 +58,16 @@ void LinkPool::take_back(std::unique_ptr<Link> link, std::uint64_t generation) {
 void LinkPool::renew() {
   const std::lock_guard lock(mutex_);
   ++generation_;
+  drop_idle();
+}
+
+void LinkPool::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  drop_idle();
+}
+
+void LinkPool::drop_idle() {
   for (const auto& link : idle_) dropped_ = dropped_ + link->stats();
   idle_.clear();
 }

@@ -41,11 +41,14 @@ class LinkPool {
   Result<Loan> borrow(Micros deadline);
   // The server is another one now: no link from before is lent again.
   void renew();
+  // Nothing is kept any more: idle links end now, lent ones when they come back. Counters stay.
+  void close();
   // Sums over all links, living and dropped; lent ones count what they had done when they were last here.
   LinkStats stats() const;
 
  private:
   void take_back(std::unique_ptr<Link> link, std::uint64_t generation);
+  void drop_idle();  // lock held
 
   Open open_;
   std::size_t links_max_;
@@ -54,6 +57,7 @@ class LinkPool {
   std::vector<std::unique_ptr<Link>> idle_;
   std::size_t lent_ = 0;
   std::uint64_t generation_ = 0;
+  bool closed_ = false;
   LinkStats dropped_;
 };
 

@@ -261,17 +261,26 @@ Status PublishLink::ask_to_finish(Micros deadline) {
 
 Result<Version> PublishLink::finish(Micros deadline) {
   if (finished_) return *finished_;
-  PARAMWIRE_CHECK(usable());
-  // Every put first: a broken connection before this point means that some may not have arrived.
-  Status status = send_queued(deadline);
-  if (status.ok()) status = wait_for_answers(0, deadline);
-  if (!status.ok()) lose(std::move(status).error());
-  if (failed_) {
-    const Error reason = *failed_;
-    if (!lost_) static_cast<void>(abort(deadline));
-    return reason;
+  Status status;
+  if (finish_asked_ && lost_) {
+    // An earlier call got no answer to the question, over this connection or the one before: only the server knows.
+    PARAMWIRE_CHECK(guard_.check(cat("publish to ", socket_.peer())));
+    PARAMWIRE_CHECK(reconnect(deadline));
+    status = ask_to_finish(deadline);
+  } else {
+    PARAMWIRE_CHECK(usable());
+    // Every put first: a broken connection before this point means that some may not have arrived.
+    status = send_queued(deadline);
+    if (status.ok()) status = wait_for_answers(0, deadline);
+    if (!status.ok()) lose(std::move(status).error());
+    if (failed_) {
+      const Error reason = *failed_;
+      if (!lost_) static_cast<void>(abort(deadline));
+      return reason;
+    }
+    finish_asked_ = true;
+    status = ask_to_finish(deadline);
   }
-  status = ask_to_finish(deadline);
   if (lost_ && status.error().code() == Code::kUnreachable) {
     status = reconnect(deadline);
     if (status.ok()) status = ask_to_finish(deadline);

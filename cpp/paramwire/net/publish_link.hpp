@@ -48,7 +48,8 @@ class PublishLink {
   Status remove(std::string_view tensor, Micros deadline);
   Status alias(std::string_view tensor, std::string_view target, Micros deadline);
   // Waits until every put is stored, then commits. Repeated after success it gives the same version. When the connection breaks
-  // after the question was sent, it is asked once more over a new one: the server knows the id.
+  // after the question was sent, it is asked once more over a new one: the server knows the id. When that is lost too, or the
+  // deadline passes, nobody here knows whether it was committed: call again, and the same question is asked again.
   // errors: kStale when another publish was faster, or the server restarted; kInvalid as the server has it; as put.
   Result<Version> finish(Micros deadline);
   // Drops what was put. errors: when the server could not be told; it drops an idle publish by itself.
@@ -94,6 +95,7 @@ class PublishLink {
   std::optional<Version> finished_;
   std::optional<Error> failed_;       // final
   bool lost_ = false;                 // failed_ is of the connection, see lose()
+  bool finish_asked_ = false;         // every put was stored, and the question may have reached the server
 };
 
 }  // namespace paramwire

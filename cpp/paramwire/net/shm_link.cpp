@@ -11,6 +11,7 @@
 #include <cstring>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace paramwire {
 
@@ -20,9 +21,9 @@ namespace {
 constexpr std::size_t kVerifiedMax = std::size_t{1} << 17;
 // How long a view, which has no deadline of its own, may wait for the server to hand out an arena or the pin table: once a link.
 constexpr Micros kMapDeadline = 10 * kMicrosPerSecond;
-// A first view under drop_pages checks the block in such steps, so that a small range of a large block does not bring all of
-// it into the resident set.
-constexpr std::size_t kVerifyStep = std::size_t{1} << 20;
+// Under drop_pages blocks are checked and copied in such steps, and the pages of each leave before the next: a large block
+// never lies in the resident set as a whole.
+constexpr std::size_t kDropStep = std::size_t{1} << 20;
 
 class ShmPin final : public BlockView::Pin {
  public:
@@ -57,6 +58,16 @@ std::uint64_t copy_in_halves(std::span<std::byte> target, const std::byte* sourc
   return crc64_join(first, second, rest);
 }
 
+std::uint64_t copy_and_drop(const MappedArena& arena, std::span<std::byte> target, const std::byte* source, std::uint64_t before) {
+  const Stores stores = target.size() >= kStreamFromBytes ? Stores::kStreaming : Stores::kBySize;
+  for (std::size_t at = 0; at < target.size(); at += kDropStep) {
+    const std::size_t size = std::min(kDropStep, target.size() - at);
+    before = copy_crc64(target.data() + at, source + at, size, before, stores);
+    arena.drop_pages(source + at, size);
+  }
+  return before;
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- memory
@@ -68,6 +79,8 @@ class ShmLink::Memory final : public RemoteMemory {
   Micros deadline = 0;      // for arenas that must be asked for
   bool streaming = false;   // the read under way is long, although its extents are short
   bool two_threads = false;
+  bool drop_pages = false;      // what was copied leaves the resident set step by step; the end of a read is the caller's to drop
+  std::size_t undropped = 0;    // bytes of the read under way that wait for the end of their step
 
   // errors: kStale when the server has no such arena; as ControlLink::call and MappedArena::map.
   Result<std::shared_ptr<const MappedArena>> arena(std::uint16_t index) {
@@ -101,12 +114,21 @@ class ShmLink::Memory final : public RemoteMemory {
 
   Result<std::uint64_t> copy_crc64(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target, std::uint64_t before) override {
     PARAMWIRE_TRY(source, locate(index, offset, target.size()));
+    if (drop_pages) return copy_and_drop(*arenas_[index], target, source, before);
     if (two_threads && target.size() >= kTwoThreadsFrom) return copy_in_halves(target, source, before);
     return paramwire::copy_crc64(target.data(), source, target.size(), before);
   }
   Result<std::uint32_t> copy_crc32c(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target) override {
     PARAMWIRE_TRY(source, locate(index, offset, target.size()));
-    return paramwire::copy_crc32c(target.data(), source, target.size(), 0, streaming ? Stores::kStreaming : Stores::kBySize);
+    const std::uint32_t crc = paramwire::copy_crc32c(target.data(), source, target.size(), 0, streaming ? Stores::kStreaming : Stores::kBySize);
+    if (drop_pages) {
+      undropped += target.size();  // extents of one read follow each other
+      if (undropped >= kDropStep) {
+        const std::size_t size = std::exchange(undropped, 0);
+        arenas_[index]->drop_pages(source + target.size() - size, size);
+      }
+    }
+    return crc;
   }
   Status copy(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target) override {
     PARAMWIRE_TRY(source, locate(index, offset, target.size()));
@@ -138,6 +160,7 @@ class ShmLink::Memory final : public RemoteMemory {
 ShmLink::ShmLink(std::unique_ptr<ControlLink> control, const ShmOptions& options)
     : control_(std::move(control)), options_(options), memory_(std::make_unique<Memory>(*control_)), reader_(*memory_, options.omitted) {
   memory_->two_threads = options.two_threads;
+  memory_->drop_pages = options.drop_pages;
 }
 
 ShmLink::~ShmLink() = default;
@@ -149,7 +172,12 @@ Result<std::unique_ptr<Link>> ShmLink::connect(const Endpoint& endpoint, const C
   if (control->facts().incarnation != incarnation && !options.omitted.epoch) {
     return Error(Code::kStale, cat(endpoint, " is incarnation ", control->facts().incarnation, " now, ", incarnation, " was expected (the server restarted): take a new snapshot"));
   }
-  return std::unique_ptr<Link>(new ShmLink(std::move(control), options));
+  std::unique_ptr<ShmLink> link(new ShmLink(std::move(control), options));
+  // A server whose memory can't be mapped must be refused here, where another transport can still be chosen, and not at the
+  // first read. No arena yet is fine.
+  link->memory_->deadline = deadline;
+  if (const auto first = link->memory_->arena(0); !first.ok() && first.error().code() != Code::kStale) return first.error();
+  return std::unique_ptr<Link>(std::move(link));
 }
 
 void ShmLink::count_failure(const Error& error) {
@@ -162,6 +190,7 @@ Status ShmLink::read_one(BlockRead& item, Micros deadline) {
   if (steady_clock().now() >= deadline) return Error(Code::kTimeout, cat("the deadline passed before block ", item.entry.to_string(), " was read"));
   memory_->deadline = deadline;
   memory_->streaming = item.range.size >= kStreamFromBytes;
+  memory_->undropped = 0;
   reader_.read(item);
   if (options_.drop_pages) {
     if (const auto at = memory_->locate(item.locator.arena, item.locator.payload_offset + item.range.offset, item.range.size); at.ok()) {
@@ -205,7 +234,7 @@ Result<bool> ShmLink::verify_view(const ManifestEntry& entry, const Locator& loc
   const auto known = verified_.find(slot);
   if (known != verified_.end() && known->second.seq == locator.seq && known->second.version == entry.version && known->second.crc64 == entry.crc64) return false;
   std::uint64_t crc = 0;
-  const std::size_t step = options_.drop_pages ? kVerifyStep : std::max<std::size_t>(payload.size(), 1);
+  const std::size_t step = options_.drop_pages ? kDropStep : std::max<std::size_t>(payload.size(), 1);
   for (std::size_t at = 0; at < payload.size(); at += step) {
     const auto part = payload.subspan(at, std::min(step, payload.size() - at));
     crc = crc64(part, crc);

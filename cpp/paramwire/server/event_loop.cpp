@@ -122,6 +122,7 @@ void EventLoop::drop(std::uint64_t id, Micros now) {
   found->second->dismiss(*core_, now);
   connections_.erase(found);  // closing the descriptor takes it out of epoll
   core_->counters.connections = connections_.size();
+  tick_wanted_ = true;  // a short-lived client may leave a lease, a publish or a pin table that no tick has seen yet
 }
 
 // ---------------------------------------------------------------- accept
@@ -211,8 +212,9 @@ void EventLoop::tick(Micros now) {
   {
     const std::lock_guard lock(core_->mutex);
     core_->handlers->tick(now);
+    core_->pins.drop_dead();
     const StoreStats stats = core_->store->stats();
-    tick_wanted_ = stats.leases > 0 || stats.publishes_open > 0 || stats.quarantined_slots > 0;
+    tick_wanted_ = stats.leases > 0 || stats.publishes_open > 0 || stats.quarantined_slots > 0 || core_->pins.tables() > 0;
   }
   answer_waits(now, true);
   check_stalls(now);

@@ -267,9 +267,10 @@ Status Handlers::on_get(Session& session, std::uint64_t request, std::span<const
 Status Handlers::on_arena(Session& session, std::uint64_t request, std::span<const std::byte> meta) {
   PARAMWIRE_TRY(message, ArenaMessage::decode(meta));
   if (!session.local_) return Error(Code::kUnavailable, "arenas are mapped over a unix socket, this is TCP: connect to the server's unix socket");
+  // Before the count: a client chooses its transport when the first arena may not be there yet.
+  if (!tier_.mappable()) return Error(Code::kUnavailable, cat("the ", tier_.name(), " tier of this server cannot be mapped: start it with tier=\"memory\""));
   if (message.arena >= tier_.arena_count()) return Error(Code::kNotFound, cat("arena ", message.arena, " of ", tier_.arena_count()));
   const ArenaInfo arena = tier_.arena(message.arena);
-  if (arena.fd < 0) return Error(Code::kUnavailable, cat("the ", tier_.name(), " tier of this server cannot be mapped: start it with tier=\"memory\""));
   Outgoing out;
   message.size = arena.size;
   out.head = message.encode(FrameType::kArenaFd, request);

@@ -31,6 +31,9 @@ class PinRegistry final : public PinSource, public DescriptorSource {
   Result<Pins> pins(std::uint64_t connection) override;
   // All words that are not zero, of the processes that live.
   void collect(std::vector<PinnedWord>& out) override;
+  // Lets go of the tables of processes that are dead. `pins` and `collect` begin with it; the server's tick calls it so that
+  // dead clients cost no memory and descriptors until the next of these.
+  void drop_dead();
   std::size_t tables() const noexcept { return tables_.size(); }
 
  private:
@@ -42,7 +45,6 @@ class PinRegistry final : public PinSource, public DescriptorSource {
   };
   static Result<Table> make_table(std::uint32_t pid, Fd process);
   static void unmap(Table& table) noexcept;
-  void drop_dead();
 
   std::unordered_map<std::uint64_t, int> sockets_;
   std::list<Table> tables_;

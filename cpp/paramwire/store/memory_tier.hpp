@@ -29,6 +29,7 @@ class MemoryTier final : public Tier {
   std::uint64_t committed_bytes() const noexcept override { return committed_; }
   std::uint64_t limit_bytes() const noexcept override { return options_.limit_bytes; }
   std::string_view name() const noexcept override { return backing_ == Backing::kMemfd ? "memory" : "heap"; }
+  bool mappable() const noexcept override { return backing_ == Backing::kMemfd; }
   std::string note() const override { return note_; }
 
  private:

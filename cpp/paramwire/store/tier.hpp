@@ -62,6 +62,7 @@ class Tier {
   virtual std::uint64_t committed_bytes() const noexcept = 0;  // taken from the system
   virtual std::uint64_t limit_bytes() const noexcept = 0;
   virtual std::string_view name() const noexcept = 0;
+  virtual bool mappable() const noexcept = 0;                  // by other processes: its arenas have descriptors
   virtual std::string note() const = 0;                        // "huge pages refused: ..." or empty
 };
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
+import threading
 
 import numpy as np
 import paramwire
@@ -182,3 +184,40 @@ def test_floats_become_what_is_served_and_integers_stay():
     served, label = as_served(integers, None, "bf16")
     assert served is integers
     assert label == "i32"
+
+
+def test_a_signal_during_fetches_drains_and_ends_with_status_0(cli, tiny_gguf):
+    """What a client gets until the end is whole, and then it is told: it never waits for its deadline."""
+    process = subprocess.Popen(cli.command("serve", tiny_gguf.path, "--json"), stdout=subprocess.PIPE, text=True)
+    name = "token_embd.weight"
+    begun = threading.Barrier(4)
+    ends: list[BaseException | None] = []
+
+    def fetch_for_ever(address: str, transport: str) -> None:
+        end: BaseException | None = None
+        try:
+            with paramwire.connect(address, transport=transport, timeout=60.0) as client:
+                for i in itertools.count():
+                    np.testing.assert_array_equal(client.fetch(name), tiny_gguf.tensors[name])
+                    if i == 2:
+                        begun.wait(TIMEOUT)
+        except BaseException as error:
+            end = error
+        ends.append(end)
+
+    try:
+        facts = json.loads(process.stdout.readline())
+        ways = [(facts["address"], "shm"), (facts["address"], "tcp"), (cli.tcp_of(facts), "tcp")]
+        threads = [threading.Thread(target=fetch_for_ever, args=way) for way in ways]
+        for thread in threads:
+            thread.start()
+        begun.wait(TIMEOUT)
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(TIMEOUT)
+            assert not thread.is_alive()
+        assert process.wait(TIMEOUT) == 0
+        assert [type(end) for end in ends] == [paramwire.UnreachableError] * 3, ends
+    finally:
+        process.kill()
+        process.communicate()
