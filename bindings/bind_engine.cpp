@@ -85,7 +85,7 @@ class PyEngine {
     return py::dict(arg("steps") = stats.steps, arg("tokens") = stats.tokens, arg("bytes_fetched") = stats.bytes_fetched,
                     arg("pieces_fetched") = stats.pieces_fetched, arg("stall_seconds") = stats.stall_seconds, arg("compute_seconds") = stats.compute_seconds,
                     arg("fetch_seconds") = stats.fetch_seconds, arg("held_bytes_max") = stats.held_bytes_max, arg("budget_bytes") = stats.budget_bytes,
-                    arg("walk_bytes") = stats.walk_bytes, arg("resident_bytes") = stats.resident_bytes, arg("source") = stats.source);
+                    arg("walk_bytes") = stats.walk_bytes, arg("resident_bytes") = stats.resident_bytes, arg("threads") = stats.threads, arg("source") = stats.source);
   }
   std::string description() const { return open()->engine->description(); }
   void close() {

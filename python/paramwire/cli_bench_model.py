@@ -36,7 +36,13 @@ class Generation:
     """One engine that goes on with one text, turn by turn."""
 
     def __init__(
-        self, snapshot: paramwire.Snapshot, options: argparse.Namespace, *, budget: int | float, source: Source
+        self,
+        snapshot: paramwire.Snapshot,
+        options: argparse.Namespace,
+        *,
+        budget: int | float,
+        source: Source,
+        threads: int = 0,
     ) -> None:
         model = read_served_model(snapshot)
         graph = model.graph()
@@ -48,10 +54,11 @@ class Generation:
             snapshot,
             graph,
             budget=engine_budget(model, self.limit, len(ids), context),
-            threads=options.threads or 0,
+            threads=options.threads or threads,
             source=source,
             context=context,
         )
+        self.threads = int(self.engine.stats()["threads"])
         # The first step reads the prompt, and, without a budget, makes all weights local: it is nobody's figure.
         self.token = int(np.argmax(self.engine.step(ids)))
         self.ids = [self.token]
@@ -98,18 +105,22 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
     drop: give back the pages of views, so that the server's memory counts against the budget; else they stay mapped
     """
     with paramwire.connect(address, transport=transport, drop_view_pages=drop) as client, client.snapshot() as snapshot:
-        local = Generation(snapshot, options, budget=0, source="copy")
+        # The baseline computes with as many threads as the streaming engine: the same backend, all weights local. What all
+        # cores would do with local weights stands beside it.
         remote = Generation(snapshot, options, budget=options.budget, source="auto")
-        with local.engine, remote.engine, steps_progress() as progress:
+        local = Generation(snapshot, options, budget=0, source="copy", threads=remote.threads)
+        wide = Generation(snapshot, options, budget=0, source="copy")
+        with local.engine, remote.engine, wide.engine, steps_progress() as progress:
             turns = max(1, options.tokens // TURN_TOKENS)
             task = progress.add_task(f"generate over {transport}", total=turns)
             for _ in range(turns):
                 local.turn(min(TURN_TOKENS, options.tokens))
                 remote.turn(min(TURN_TOKENS, options.tokens))
+                wide.turn(min(TURN_TOKENS, options.tokens))
                 progress.advance(task)
             stats = remote.engine.stats()
             bytes_per_token = remote.bytes_per_token
-            model_bytes, correct = remote.model_bytes, local.ids == remote.ids
+            model_bytes, correct = remote.model_bytes, local.ids == remote.ids == wide.ids
     speed, base = statistics.median(remote.speeds), statistics.median(local.speeds)
     ratios = [mine / other for mine, other in zip(remote.speeds, local.speeds, strict=True)]
     link = link_gb_per_s() if transport == "tcp" else None
@@ -127,6 +138,9 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
         "tokens_per_s": speed,
         "baseline": "all weights local",
         "baseline_tokens_per_s": base,
+        "threads": remote.threads,
+        "all_cores_tokens_per_s": statistics.median(wide.speeds),
+        "all_cores_threads": wide.threads,
         "ratio": statistics.median(ratios),
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
@@ -145,7 +159,11 @@ def show_generation(record: dict[str, Any]) -> None:
     how = record["source"] if record["view_pages"] is None else f"view, pages {record['view_pages']}"
     pairs = [
         ("tokens/s", f"{record['tokens_per_s']:.1f} {limit} ({how})"),
-        ("  all local", f"{record['baseline_tokens_per_s']:.1f}: ratio {record['ratio']:.2f} ({spread})"),
+        (
+            "  all local",
+            f"{record['baseline_tokens_per_s']:.1f}: ratio {record['ratio']:.2f} ({spread}), {record['threads']} compute "
+            f"thread(s) each; {record['all_cores_tokens_per_s']:.1f} with {record['all_cores_threads']}",
+        ),
         ("fetched", f"{in_bytes(record['bytes_per_token'])} a token"),
     ]
     if record["bound_tokens_per_s"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import importlib.metadata
 import socket
 import sys
@@ -78,6 +79,8 @@ class Demo:
     def __init__(self, options: argparse.Namespace, address: str, tcp: str) -> None:
         self.options = options
         self.addresses = {"shm": address, "tcp": tcp}
+        # The same for every run, so that remote and local differ in nothing else; one core is left to what arrives.
+        self.threads = options.threads or max(1, len(os.sched_getaffinity(0)) - 1)
         self.out = console()
         self.zero: dict[str, dict[str, Any]] = {}
         self.wrong: list[str] = []
@@ -100,8 +103,7 @@ class Demo:
         arguments = ["generate", self.addresses[transport], "--json", "--ignore-end", "--transport", transport]
         arguments += ["--prompt", options.prompt, "--tokens", str(tokens or options.tokens), *extra]
         arguments += ["--budget", budget or self.budget()]
-        if options.threads:
-            arguments += ["--threads", str(options.threads)]
+        arguments += ["--threads", str(self.threads)]
         seen = 0
         with Child("paramwire", arguments) as process:
             while (record := process.record())["event"] != "result":
@@ -156,7 +158,7 @@ class Demo:
         ).append("fits" if fits else "TOO MUCH", "green" if fits else "red")
         prompt = f"{result['first_token_seconds']:.2f} s for the prompt's {result['prompt_tokens']} and the first"
         pairs: list[tuple[str, str | Text]] = [
-            ("tokens/s", f"{result['tokens_per_s']:.1f}, after {prompt}"),
+            ("tokens/s", f"{result['tokens_per_s']:.1f} with {self.threads} compute thread(s), after {prompt}"),
             *rows,
             ("fetched", f"{in_bytes(result['bytes_fetched'])} at {result['gb_per_s']:.2f} GB/s, "
                         f"{in_bytes(result['bytes_per_token'])} a token ({result['source']})"),
