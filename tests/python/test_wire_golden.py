@@ -1,10 +1,10 @@
 """Golden vectors of the wire formats against a second implementation, written from wire/FORMAT.md alone.
 
 Goal: two implementations that share no code read and write the same bytes, so that FORMAT.md is complete and exact.
-Method: tests/golden/wire.txt holds one object a line, `kind key=value ... hex=BYTES`. Every line is encoded from its fields
-and decoded from its bytes here, and in tests/cpp/golden_test.cpp by the library. Nothing of paramwire is imported.
+Method: tests/golden/wire.txt holds one object a line, `kind key=value ... hex=BYTES`. Every line is encoded from its
+fields and decoded from its bytes here, and in tests/cpp/golden_test.cpp by the library. Nothing of paramwire is imported.
 
-`python tests/python/test_wire_golden.py` prints the file with its bytes made anew from the fields, for whoever adds a line.
+`python tests/python/test_wire_golden.py` prints the file with its bytes made anew from the fields, for new lines.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def get(kind: str, cursor: Cursor) -> str:
 Layout = list[tuple[str, str]]
 STRUCTS: dict[str, Layout] = {
     "slot_header": [
-        ("seq", "Q"), ("version_counter", "Q"), ("raw_size", "Q"), ("stored_size", "Q"), ("crc64", "xQ"), ("block", "xQ"),
-        ("epoch", "I"), ("extent_table", "I"), ("codec", "H"), ("dtype", "H"),
+        ("seq", "Q"), ("version_counter", "Q"), ("raw_size", "Q"), ("stored_size", "Q"), ("crc64", "xQ"),
+        ("block", "xQ"), ("epoch", "I"), ("extent_table", "I"), ("codec", "H"), ("dtype", "H"),
     ],
     "extent_row": [("stored_size", "I"), ("crc32c", "xI")],
     "locator": [("arena", "H"), ("header_arena", "H"), ("header_offset", "Q"), ("payload_offset", "Q"), ("seq", "Q")],
@@ -231,7 +231,9 @@ def parse_frame(data: bytes) -> tuple[int, int, bytes, int]:
     )
     assert (magic, protocol, flags, reserved) == (b"PWR1", 1, 0, 0)
     meta = data[40:]
-    assert header_crc == crc32c(data[:36]) and meta_crc == crc32c(meta) and meta_size == len(meta)
+    assert header_crc == crc32c(data[:36])
+    assert meta_crc == crc32c(meta)
+    assert meta_size == len(meta)
     return kind, request, meta, body_size
 
 
@@ -285,8 +287,8 @@ def encode_entry(f: Fields) -> bytes:
 def decode_entry(c: Cursor) -> Fields:
     ident = c.unpack("Q")
     f = {"kind": str(c.unpack("B")), "tensor": get("text", c), "version": f"{c.varint()}.{c.varint()}"}
-    f |= {"target": "", "shard_kind": "0", "heads": "0", "begin": "0", "end": "0", "dtype": "1", "shape": "", "codec": "0",
-          "crc64": "0" * 16, "extent_table_crc": "0" * 8}  # fmt: skip
+    f |= {"target": "", "shard_kind": "0", "heads": "0", "begin": "0", "end": "0", "dtype": "1", "shape": "",
+          "codec": "0", "crc64": "0" * 16, "extent_table_crc": "0" * 8}  # fmt: skip
     if f["kind"] == "1":
         f["target"] = get("text", c)
     else:
@@ -312,7 +314,8 @@ def root(version: str, entries: list[bytes]) -> bytes:
     pages: list[list[bytes]] = [[] for _ in range(1 << bits)]
     for entry in sorted(entries, key=ident):
         pages[ident(entry) >> (64 - bits)].append(entry)
-    head = text("paramwire manifest 1") + b"".join(map(varint, version_of(version))) + varint(len(entries)) + bytes([bits])
+    head = text("paramwire manifest 1") + b"".join(map(varint, version_of(version)))
+    head += varint(len(entries)) + bytes([bits])
     return hashlib.sha256(head + b"".join(hashlib.sha256(b"".join(page)).digest() for page in pages)).digest()
 
 
@@ -345,7 +348,9 @@ def apply_delta(base: Manifest | None, stream: bytes) -> Manifest:
     assert c.take(1) == b"\1"
     entries: dict[int, bytes] = {}
     if c.take(1) == b"\1":
-        assert base and c.take(len(named(base))) == named(base) and c.take(32) == root(*base)
+        assert base
+        assert c.take(len(named(base))) == named(base)
+        assert c.take(32) == root(*base)
         entries = {ident(e): e for e in base[1]}
     version, count, wanted = f"{c.varint()}.{c.varint()}", c.varint(), c.take(32)
     for _ in range(c.varint()):
@@ -356,7 +361,8 @@ def apply_delta(base: Manifest | None, stream: bytes) -> Manifest:
         entries[ident(stream[start:])] = stream[start : c.at]
     c.end()
     result = (version, [entries[i] for i in sorted(entries)])
-    assert len(entries) == count and root(*result) == wanted
+    assert len(entries) == count
+    assert root(*result) == wanted
     return result
 
 
@@ -381,8 +387,8 @@ def manifest_named(name: str) -> Manifest | None:
 
 def generated(count: int) -> list[bytes]:
     # The rule of `generated_root` lines: tensor t<i>, i8 of shape (i), CRC-64 i, version 1.1, for i below count.
-    fields = [parse_line(f"entry kind=0 tensor=t{i} version=1.1 target= shard_kind=0 heads=0 begin=0 end=0 dtype=2 shape={i} "
-                         f"codec=0 crc64={i:016x} extent_table_crc=00000000")[1] for i in range(count)]  # fmt: skip
+    fields = [parse_line(f"entry kind=0 tensor=t{i} version=1.1 target= shard_kind=0 heads=0 begin=0 end=0 dtype=2 "
+                         f"shape={i} codec=0 crc64={i:016x} extent_table_crc=00000000")[1] for i in range(count)]  # fmt: skip
     return [encode_entry(f) for f in fields]
 
 
@@ -418,7 +424,7 @@ def encode(kind: str, f: Fields) -> bytes:
     return encode_delta(manifest_named(f["base"]), target)
 
 
-@pytest.mark.parametrize("kind, fields", LINES, ids=[f"{i}-{kind}" for i, (kind, _) in enumerate(LINES)])
+@pytest.mark.parametrize(("kind", "fields"), LINES, ids=[f"{i}-{kind}" for i, (kind, _) in enumerate(LINES)])
 def test_fields_give_the_golden_bytes_and_back(kind: str, fields: Fields) -> None:
     golden = bytes.fromhex(fields["hex"])
     assert encode(kind, fields).hex() == golden.hex()
@@ -453,10 +459,13 @@ def test_the_worked_examples_of_the_format_page_are_golden_lines() -> None:
         assert len(examples[-1]) == int(offset)
         examples[-1] += bytes.fromhex(text_hex)
     golden = {f["hex"] for _, f in LINES}
-    assert len(examples) == 2 and all(example.hex() in golden for example in examples)
+    assert len(examples) == 2
+    assert all(example.hex() in golden for example in examples)
 
 
 if __name__ == "__main__":
+    import sys
+
     for line in GOLDEN.read_text("utf-8").splitlines():
         if line and not line.startswith("#"):
             kind, fields = parse_line(line)
@@ -464,4 +473,3 @@ if __name__ == "__main__":
             crc = made[-4:][::-1].hex() if kind == "slot_header" else None
             fields |= {"header_crc": crc} if crc else {}
             line = " ".join([kind, *(f"{k}={v}" for k, v in (fields | {"hex": made.hex()}).items())])
-        print(line)
