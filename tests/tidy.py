@@ -421,7 +421,7 @@ def struct_members(plain: str, name: str) -> Iterator[tuple[int, str, str]]:
 
 
 def check_wire_structs(tree: Tree) -> Iterator[Finding]:
-    """Structs whose bytes are sent or stored: asserted size, no padding (so trivially copyable); members of fixed width."""
+    """Structs whose bytes are sent or stored: asserted size, no padding; members of fixed width."""
     wanted = {
         "static_assert(sizeof(X) == ...)": r"static_assert\(\s*sizeof\((\w+)\)\s*==",
         "static_assert(std::has_unique_object_representations_v<X>)": r"\bhas_unique_object_representations_v<(\w+)>",

@@ -162,7 +162,8 @@ def show_generation(record: dict[str, Any]) -> None:
         (
             "  all local",
             f"{record['baseline_tokens_per_s']:.1f}: ratio {record['ratio']:.2f} ({spread}), "
-            f"{record['threads']} compute thread(s) each; {record['all_cores_tokens_per_s']:.1f} with {record['all_cores_threads']}",
+            f"{record['threads']} compute thread(s) each; "
+            f"{record['all_cores_tokens_per_s']:.1f} with {record['all_cores_threads']}",
         ),
         ("fetched", f"{in_bytes(record['bytes_per_token'])} a token"),
     ]

@@ -2,7 +2,8 @@
 
 Goal: two implementations that share no code read and write the same bytes, so that FORMAT.md is complete and exact.
 Method: tests/golden/wire.txt holds one object a line, `kind key=value ... hex=BYTES`. Every line is encoded from its
-fields and decoded from its bytes here, and in tests/cpp/golden_test.cpp by the library. Nothing of paramwire is imported.
+fields and decoded from its bytes here, and in tests/cpp/golden_test.cpp by the library. Nothing of paramwire is
+imported.
 
 `python tests/python/test_wire_golden.py` prints the file with its bytes made anew from the fields, for new lines.
 """
@@ -388,7 +389,8 @@ def manifest_named(name: str) -> Manifest | None:
 def generated(count: int) -> list[bytes]:
     # The rule of `generated_root` lines: tensor t<i>, i8 of shape (i), CRC-64 i, version 1.1, for i below count.
     fields = [parse_line(f"entry kind=0 tensor=t{i} version=1.1 target= shard_kind=0 heads=0 begin=0 end=0 dtype=2 "
-                         f"shape={i} codec=0 crc64={i:016x} extent_table_crc=00000000")[1] for i in range(count)]  # fmt: skip
+                         f"shape={i} codec=0 crc64={i:016x} extent_table_crc=00000000")[1]
+              for i in range(count)]  # fmt: skip
     return [encode_entry(f) for f in fields]
 
 
@@ -464,8 +466,6 @@ def test_the_worked_examples_of_the_format_page_are_golden_lines() -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
     for line in GOLDEN.read_text("utf-8").splitlines():
         if line and not line.startswith("#"):
             kind, fields = parse_line(line)
