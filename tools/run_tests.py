@@ -163,7 +163,8 @@ def wheel(run: Run) -> None:
 
 def long_faults(run: Run) -> None:
     """Fault tests take what they need for a figure: a minute under a writer at full speed, a model of 1 GiB."""
-    run.pytest("--soak", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "python").glob("test_faults*.py")))
+    files = (ROOT / "tests" / "python").glob("test_faults*.py")
+    run.pytest("--soak", *sorted(str(path.relative_to(ROOT)) for path in files))
 
 
 def sanitized(preset: str, label: str | None) -> Callable[[Run], None]:
