@@ -2,13 +2,13 @@
 
 #include "paramwire/base/buffer.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/base/thread.hpp"
 #include "paramwire/client/planner.hpp"
 
 #include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
-#include <pthread.h>
 #include <thread>
 #include <vector>
 
@@ -107,8 +107,8 @@ Status StreamingEngine::prepare(std::shared_ptr<Snapshot> snapshot, const Graph&
   }
   if (plan_.pieces.empty()) return {};
   for (unsigned i = 0; i < (views_ ? 1 : kCopyThreads); ++i) {
-    threads_.emplace_back([this] { prefetch(); });
-    pthread_setname_np(threads_.back().native_handle(), "pw-prefetch");
+    PARAMWIRE_TRY(thread, start_thread("pw-prefetch", [this] { prefetch(); }));
+    threads_.push_back(std::move(thread));
   }
   return {};
 }
