@@ -473,3 +473,4 @@ if __name__ == "__main__":
             crc = made[-4:][::-1].hex() if kind == "slot_header" else None
             fields |= {"header_crc": crc} if crc else {}
             line = " ".join([kind, *(f"{k}={v}" for k, v in (fields | {"hex": made.hex()}).items())])
+        print(line)  # noqa: T201

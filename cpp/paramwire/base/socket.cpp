@@ -91,6 +91,10 @@ Result<std::optional<std::size_t>> Socket::try_receive(std::span<std::byte> into
     const ssize_t n = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n > 0) {
       take_descriptors(message, descriptor);
+      // The kernel closed what it could not install here (unix(7)); the bytes are taken, so the stream can't go on without it.
+      if ((message.msg_flags & MSG_CTRUNC) != 0 && !descriptor.valid()) {
+        return Error(Code::kUnavailable, cat(peer_, ": a descriptor came along and this process has none free: raise its limit (ulimit -n)"));
+      }
       return std::optional(static_cast<std::size_t>(n));
     }
     if (n == 0) return Error(Code::kUnreachable, cat(peer_, " closed the connection"));

@@ -210,8 +210,9 @@ Result<std::shared_ptr<Snapshot>> Client::snapshot(const SnapshotOptions& option
   state->held = std::move(opened->held);
   state->lease = opened->lease;
   state->lease_deadline = opened->lease_deadline;
-  if (state->lease != 0) impl_->watch_lease(state);
-  return std::shared_ptr<Snapshot>(new Snapshot(std::move(state)));
+  const std::shared_ptr<Snapshot> snapshot(new Snapshot(state));  // from here on, every way out ends the lease
+  if (state->lease != 0) PARAMWIRE_CHECK(impl_->watch_lease(state));
+  return snapshot;
 }
 
 Result<Version> Client::fetch(std::span<FetchRequest> requests, CallOptions options) {

@@ -2,14 +2,13 @@
 
 #include "paramwire/base/host_identity.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/base/thread.hpp"
 #include "paramwire/net/shm_link.hpp"
 #include "paramwire/net/tcp_link.hpp"
 
 #include <algorithm>
 #include <cassert>
 #include <chrono>
-#include <csignal>
-#include <pthread.h>
 
 namespace paramwire {
 
@@ -237,13 +236,15 @@ void ClientImpl::release_lease(LeaseId lease, const Incarnation& made_by) noexce
                          steady_clock().now() + kGoodbye).ok());
 }
 
-void ClientImpl::watch_lease(const std::shared_ptr<Snapshot::State>& snapshot) {
+Status ClientImpl::watch_lease(const std::shared_ptr<Snapshot::State>& snapshot) {
   const std::lock_guard lock(renew_mutex_);
-  leased_.push_back(snapshot);
   if (!renew_thread_.joinable()) {
-    renew_thread_ = start_thread("pw-renew", &ClientImpl::renew_loop, renew_running_);
+    PARAMWIRE_TRY(thread, start_loop("pw-renew", &ClientImpl::renew_loop, renew_running_));
+    renew_thread_ = std::move(thread);
   }
+  leased_.push_back(snapshot);
   renew_wake_.notify_one();
+  return {};
 }
 
 // Renews what is due; returns when the next renewal is.
@@ -436,10 +437,11 @@ Result<Ticket> ClientImpl::submit(std::shared_ptr<Snapshot::State> snapshot, std
   if (tickets_.size() >= kTicketsMax) {
     return Error(Code::kBackpressure, cat(tickets_.size(), " tickets wait for the fetch thread, the limit: wait for some of them"));
   }
-  tickets_.push_back(state);
   if (!fetch_thread_.joinable()) {
-    fetch_thread_ = start_thread("pw-fetch", &ClientImpl::fetch_loop, fetch_running_);
+    PARAMWIRE_TRY(thread, start_loop("pw-fetch", &ClientImpl::fetch_loop, fetch_running_));
+    fetch_thread_ = std::move(thread);
   }
+  tickets_.push_back(state);
   tickets_wake_.notify_one();
   return Ticket(std::move(state));
 }
@@ -471,23 +473,21 @@ void ClientImpl::fetch_loop() {
 
 // ---------------------------------------------------------------- end
 
-std::thread ClientImpl::start_thread(const char* name, void (ClientImpl::*loop)(), bool& running) {
+Result<std::thread> ClientImpl::start_loop(const char* name, void (ClientImpl::*loop)(), bool& running) {
   {
     const std::lock_guard lock(threads_mutex_);
     running = true;
   }
-  // Signals belong to the embedding program's threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread([self = shared_from_this(), loop, &running] {
+  auto thread = start_thread(name, [self = shared_from_this(), loop, &running] {
     (self.get()->*loop)();
     const std::lock_guard lock(self->threads_mutex_);
     running = false;
     self->threads_ended_.notify_all();
   });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread.native_handle(), name);
+  if (!thread.ok()) {
+    const std::lock_guard lock(threads_mutex_);
+    running = false;
+  }
   return thread;
 }
 

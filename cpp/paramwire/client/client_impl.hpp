@@ -63,7 +63,8 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   };
   Result<Opened> open_snapshot(const std::optional<Version>& want, Micros lease_ttl, Micros wait, Micros deadline);
   void release_lease(LeaseId lease, const Incarnation& incarnation) noexcept;
-  void watch_lease(const std::shared_ptr<Snapshot::State>& snapshot);
+  // errors: kUnavailable when there is no thread to renew it.
+  Status watch_lease(const std::shared_ptr<Snapshot::State>& snapshot);
 
   // The loop around a FetchMachine. `held` is replaced when the machine opens another snapshot.
   Status fetch(FetchMachine::Mode mode, std::shared_ptr<const HeldManifest>& held, std::span<FetchRequest> requests, Micros deadline);
@@ -87,7 +88,8 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   // A new control link. returns: whether the incarnation is the one seen before.
   Result<bool> reconnect(const std::shared_ptr<ControlLink>& broken, Micros deadline);
   // A thread of this client, named, that keeps it and says when it is over.
-  std::thread start_thread(const char* name, void (ClientImpl::*loop)(), bool& running);
+  // errors: kUnavailable when the system gives none.
+  Result<std::thread> start_loop(const char* name, void (ClientImpl::*loop)(), bool& running);
   FetchMachine::Event read_round(const HeldManifest& held, std::span<FetchRequest> requests, Micros deadline, std::optional<Error>& error);
   void renew_loop();
   Micros renew_due(Micros now);

@@ -2,13 +2,13 @@
 
 #include "paramwire/base/buffer.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/base/thread.hpp"
 #include "paramwire/client/planner.hpp"
 
 #include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
-#include <pthread.h>
 #include <sched.h>
 #include <thread>
 #include <vector>
@@ -59,6 +59,7 @@ class StreamingEngine final : public Engine {
   Status plan();
   Status choose_source();
   void prefetch();
+  void let_go(std::unique_lock<std::mutex>& lock);
   void fetch_piece(const Piece& piece, std::uint64_t ring_offset, Arrival& arrival);
   Status run_step(std::span<const Token> tokens);
   Status supply_rows(const Pending& pending, const Need& need);
@@ -81,6 +82,7 @@ class StreamingEngine final : public Engine {
   std::condition_variable changed_;
   std::unique_ptr<WalkWindow> window_;         // under mutex_, as all below
   std::map<std::uint64_t, Arrival> arrivals_;  // by walk position; node addresses are stable
+  std::vector<std::map<std::uint64_t, Arrival>::node_type> retired_;  // views computed with, in walk order
   std::vector<Arrival> resident_;              // by piece
   bool stop_ = false;
   EngineStats stats_;
@@ -114,8 +116,8 @@ Status StreamingEngine::prepare(std::shared_ptr<Snapshot> snapshot, const Graph&
   }
   if (plan_.pieces.empty()) return {};
   for (unsigned i = 0; i < (views_ ? 1 : kCopyThreads); ++i) {
-    threads_.emplace_back([this] { prefetch(); });
-    pthread_setname_np(threads_.back().native_handle(), "pw-prefetch");
+    PARAMWIRE_TRY(thread, start_thread("pw-prefetch", [this] { prefetch(); }));
+    threads_.push_back(std::move(thread));
   }
   return {};
 }
@@ -225,12 +227,27 @@ void StreamingEngine::fetch_piece(const Piece& piece, std::uint64_t ring_offset,
   arrival.bytes = target;
 }
 
+// Releases the views that were computed with; the lock is open meanwhile. Views have one prefetch thread, so pieces are
+// finished in walk order.
+void StreamingEngine::let_go(std::unique_lock<std::mutex>& lock) {
+  auto retired = std::move(retired_);
+  retired_.clear();
+  lock.unlock();
+  for (auto& node : retired) node.mapped().view.release();
+  lock.lock();
+  for (const auto& node : retired) window_->finish(node.key());
+}
+
 void StreamingEngine::prefetch() {
   std::unique_lock lock(mutex_);
   for (;;) {
     std::optional<WalkWindow::Start> start;
-    changed_.wait(lock, [&] { return stop_ || (start = window_->start()).has_value(); });
+    changed_.wait(lock, [&] { return stop_ || !retired_.empty() || (start = window_->start()).has_value(); });
     if (stop_) return;
+    if (!start) {
+      let_go(lock);
+      continue;
+    }
     const Piece& piece = window_->piece(start->position);
     Arrival& arrival = piece.resident ? resident_[start->position % plan_.pieces.size()] : arrivals_[start->position];
     lock.unlock();
@@ -297,8 +314,13 @@ Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
   {
     const std::lock_guard lock(mutex_);
     stats_.compute_seconds += seconds(spent);
-    if (!piece.resident) arrivals_.erase(at_);
-    window_->finish(at_);
+    if (piece.resident || !views_) {
+      if (!piece.resident) arrivals_.erase(at_);
+      window_->finish(at_);
+    } else {
+      // Giving up a view's pages costs system calls: the prefetch thread does it, and only then counts its bytes as free.
+      retired_.push_back(arrivals_.extract(at_));
+    }
   }
   changed_.notify_all();
   ++at_;
