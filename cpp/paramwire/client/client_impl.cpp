@@ -241,6 +241,8 @@ void ClientImpl::release_lease(LeaseId lease, const Incarnation& made_by) noexce
 
 void ClientImpl::watch_lease(const std::shared_ptr<Snapshot::State>& snapshot) {
   const std::lock_guard lock(renew_mutex_);
+  // Asked under the lock that close() takes after it closed: a thread started later would be nobody's to end.
+  if (closed_) return;
   leased_.push_back(snapshot);
   if (!renew_thread_.joinable()) {
     renew_thread_ = start_thread("pw-renew", &ClientImpl::renew_loop, renew_running_);
