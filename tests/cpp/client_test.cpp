@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -19,7 +21,10 @@ constexpr Micros kSecond = kMicrosPerSecond;
 std::vector<std::byte> pattern(std::size_t size, std::uint64_t seed) {
   std::vector<std::byte> out(size);
   Random random(seed);
-  for (std::byte& byte : out) byte = static_cast<std::byte>(random.next());
+  for (std::size_t at = 0; at < size; at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random.next();
+    std::memcpy(out.data() + at, &word, std::min(size - at, sizeof word));
+  }
   return out;
 }
 
@@ -243,6 +248,61 @@ TEST_P(ClientTest, TicketsRunBesideTheCallerAndReportTheirOwnErrors) {
   for (Ticket& ticket : tickets) EXPECT_TRUE(ticket.wait().ok());
   for (const auto& target : targets) EXPECT_EQ(target, bytes);
   EXPECT_EQ(bad.wait().error().code(), Code::kNotFound);
+}
+
+TEST_P(ClientTest, StatsAreSafeToReadWhileFetchesRunAndNeverFall) {
+  const auto bytes = pattern(100'000, 3);
+  publish({{spec("a", {100'000}), bytes}});
+  const auto client = connect();
+  const auto snapshot = *client->snapshot({});
+  constexpr int kFetches = 50;
+  std::atomic<int> running{2};
+  std::vector<std::thread> readers;
+  for (int r = 0; r < 2; ++r) {
+    readers.emplace_back([&] {
+      for (int i = 0; i < kFetches; ++i) EXPECT_EQ(*fetch(*snapshot, "a"), bytes);
+      if (GetParam() == std::string_view("shm")) {
+        for (int i = 0; i < kFetches; ++i) EXPECT_TRUE(snapshot->view("a").ok());
+      }
+      --running;
+    });
+  }
+  ClientStats last;
+  while (running > 0) {
+    const ClientStats now = client->stats();
+    EXPECT_GE(now.link.reads, last.link.reads);
+    EXPECT_GE(now.link.bytes, last.link.bytes);
+    EXPECT_GE(now.link.views, last.link.views);
+    last = now;
+  }
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(client->stats().link.reads, 2U * kFetches);
+  EXPECT_EQ(client->stats().link.bytes, 2U * kFetches * bytes.size());
+}
+
+TEST_P(ClientTest, ClosingWhileOthersCallGivesThemAnErrorAndLeavesNoThread) {
+  publish({{spec("a", {1000}), pattern(1000, 1)}});
+  for (int round = 0; round < 10; ++round) {
+    const auto client = connect();
+    std::vector<std::thread> callers;
+    for (int c = 0; c < 2; ++c) {
+      callers.emplace_back([&] {
+        for (;;) {
+          auto snapshot = client->snapshot({});
+          if (!snapshot.ok()) return;
+          std::vector<std::byte> out(1000);
+          FetchRequest request;
+          request.tensor = "a";
+          request.target = out;
+          auto ticket = (*snapshot)->fetch_async({request});
+          if (ticket.ok()) static_cast<void>(ticket->wait().ok());
+        }
+      });
+    }
+    client->close();
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_EQ(client->snapshot({}).error().code(), Code::kInvalid);
+  }
 }
 
 TEST_P(ClientTest, ABlockLargeEnoughForTwoThreadsArrivesWhole) {

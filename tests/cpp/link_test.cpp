@@ -289,6 +289,32 @@ TEST(ControlLink, AnswersThatCannotBeTrustedBreakIt) {
   EXPECT_TRUE(broken);
 }
 
+// Three calls behind one that fails: each must hear of it at once. One that is not woken would end with kTimeout, at its deadline.
+TEST(ControlLink, EveryCallThatWaitsItsTurnHearsOfTheBreak) {
+  std::atomic<bool> asked{false};
+  std::atomic<bool> hang_up{false};
+  const ScriptedServer server([&](const FrameHeader&) -> std::optional<Bytes> {
+    asked = true;
+    while (!hang_up) std::this_thread::yield();
+    return std::nullopt;
+  });
+  const auto link = must(ControlLink::connect(server.endpoint(), kClient, in_seconds(10)));
+  std::atomic<int> calling{0};
+  const auto call = [&](Micros deadline) {
+    const std::uint64_t request = link->next_request();
+    const Bytes frame = encode_empty(FrameType::kStat, request);
+    ++calling;
+    EXPECT_EQ(link->call(frame, request, deadline).error().code(), Code::kUnreachable);
+  };
+  std::vector<std::thread> callers;
+  callers.emplace_back(call, in_seconds(60));
+  while (!asked) std::this_thread::yield();
+  for (int i = 0; i < 3; ++i) callers.emplace_back(call, in_seconds(20));
+  while (calling < 4) std::this_thread::yield();
+  hang_up = true;
+  for (std::thread& caller : callers) caller.join();
+}
+
 TEST(ControlLink, CloseWakesACallThatWaits) {
   std::atomic<bool> asked{false};
   const ScriptedServer server([&](const FrameHeader&) {

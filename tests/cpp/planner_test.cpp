@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <string>
 
 namespace paramwire {
 namespace {
@@ -52,11 +53,16 @@ TEST(Planner, AWalkThatFitsTheBudgetStaysWhole) {
 TEST(Planner, ABudgetBelowTwoRowsIsRefusedWithTheOneThatWouldDo) {
   PlanOptions options;
   options.budget_bytes = 10'000;
-  const auto plan = plan_walk({need("wide", 4, 8192)}, options);
+  const std::vector<WalkNeed> needs = {need("narrow", 9, 64), need("wide", 4, 8192)};
+  const auto plan = plan_walk(needs, options);
   ASSERT_FALSE(plan.ok());
   EXPECT_EQ(plan.error().code(), Code::kInvalid);
   EXPECT_NE(plan.error().message().find("wide"), std::string::npos);
-  EXPECT_NE(plan.error().message().find("16384"), std::string::npos);
+  EXPECT_NE(plan.error().message().find(std::to_string(walk_budget_min(needs))), std::string::npos);
+  options.budget_bytes = walk_budget_min(needs);
+  EXPECT_TRUE(plan_walk(needs, options).ok());
+  --options.budget_bytes;
+  EXPECT_FALSE(plan_walk(needs, options).ok());
 }
 
 TEST(Planner, WhatTheWindowDoesNotNeedKeepsPiecesSpreadOverTheWalk) {

@@ -333,7 +333,11 @@ class TierMemory final : public RemoteMemory {
 // seq alone. DESIGN section 4: without the writer's fences, 773 of 3 million rewrites were read as "even, old payload".
 TEST(StoreOrder, NoReaderAcceptsAPayloadOlderOrNewerThanItsHeader) {
   constexpr std::size_t kPayload = 4096;
+#ifdef __SANITIZE_THREAD__
+  constexpr std::uint64_t kRewrites = 15'000;  // a race shows at its first; the order of stores is not what this build can see
+#else
   constexpr std::uint64_t kRewrites = 150'000;
+#endif
   const auto tier = must(open_tier("heap", {}));
   SlotTable slots(*tier);
   const BlockId block{42};

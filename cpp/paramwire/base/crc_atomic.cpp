@@ -1,10 +1,11 @@
-// The body of ThreadSanitizer builds: the source is read by relaxed atomic words.
+// The body of ThreadSanitizer builds: source and target are accessed by relaxed atomic words.
 //
 // A writer may rewrite a slot while a reader copies it (DESIGN.md, "slot protocol"); the CRC and the header decide
-// afterwards whether the copy counts. To the C++ memory model that is a data race unless the reads are atomic, and
-// ThreadSanitizer says so. This body makes the reads atomic, so that what the sanitizer still reports is a fault. It
-// is built everywhere, so that the tests hold it to the same answers. The writer's side of the bargain (atomic
-// stores, or a test that never rewrites in place without a lock) is the writer's.
+// afterwards whether the copy counts. To the C++ memory model that is a data race unless both sides are atomic, and
+// ThreadSanitizer says so where both use one mapping (a server and a reader of its tier in one process; arenas that a
+// client maps have addresses of their own, which the sanitizer takes for other memory). Blocks enter a slot and leave it
+// through these functions, so with this body what the sanitizer still reports is a fault. It is built everywhere, so that
+// the tests hold it to the same answers.
 #include "paramwire/base/crc_bodies.hpp"
 
 #include <algorithm>
@@ -23,18 +24,29 @@ static_assert(kExtentBytes % kStep == 0, "a step must not lie in two extents");
 using Word [[gnu::may_alias]] = std::uint64_t;
 constexpr std::size_t kWord = sizeof(Word);
 
-// memcpy with atomic reads: whole words where the source is aligned to them, single bytes before and behind.
+void store_byte(std::byte* target, std::byte value) noexcept { __atomic_store_n(target, value, __ATOMIC_RELAXED); }
+
+void store_word(std::byte* target, std::uint64_t word) noexcept {
+  if (reinterpret_cast<std::uintptr_t>(target) % kWord == 0) {
+    __atomic_store_n(reinterpret_cast<Word*>(target), word, __ATOMIC_RELAXED);
+    return;
+  }
+  std::byte bytes[kWord];
+  std::memcpy(bytes, &word, kWord);
+  for (std::size_t i = 0; i < kWord; ++i) store_byte(target + i, bytes[i]);
+}
+
+// memcpy by atomic accesses: whole words where an address is aligned to them, else single bytes.
 void copy_atomic(std::byte* target, const std::byte* source, std::size_t size) noexcept {
   std::size_t at = 0;
   const auto byte = [&] {
-    target[at] = __atomic_load_n(source + at, __ATOMIC_RELAXED);
+    store_byte(target + at, __atomic_load_n(source + at, __ATOMIC_RELAXED));
     ++at;
   };
   const std::size_t ahead = std::min<std::size_t>(size, -reinterpret_cast<std::uintptr_t>(source) % kWord);
   while (at < ahead) byte();
   for (; size - at >= kWord; at += kWord) {
-    const std::uint64_t word = __atomic_load_n(reinterpret_cast<const Word*>(source + at), __ATOMIC_RELAXED);
-    std::memcpy(target + at, &word, kWord);
+    store_word(target + at, __atomic_load_n(reinterpret_cast<const Word*>(source + at), __ATOMIC_RELAXED));
   }
   while (at < size) byte();
 }

@@ -238,6 +238,8 @@ void ClientImpl::release_lease(LeaseId lease, const Incarnation& made_by) noexce
 
 Status ClientImpl::watch_lease(const std::shared_ptr<Snapshot::State>& snapshot) {
   const std::lock_guard lock(renew_mutex_);
+  // Asked under the lock that close() takes after it closed: a thread started later would be nobody's to end.
+  if (closed_) return {};
   if (!renew_thread_.joinable()) {
     PARAMWIRE_TRY(thread, start_loop("pw-renew", &ClientImpl::renew_loop, renew_running_));
     renew_thread_ = std::move(thread);

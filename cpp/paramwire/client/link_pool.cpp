@@ -31,6 +31,7 @@ Result<LinkPool::Loan> LinkPool::borrow(Micros deadline) {
   if (!idle_.empty()) {
     auto link = std::move(idle_.back());
     idle_.pop_back();
+    away_.emplace_back(link.get(), link->stats());
     return Loan(*this, std::move(link), generation);
   }
   lock.unlock();
@@ -47,6 +48,7 @@ Result<LinkPool::Loan> LinkPool::borrow(Micros deadline) {
 void LinkPool::take_back(std::unique_ptr<Link> link, std::uint64_t generation) {
   const std::lock_guard lock(mutex_);
   --lent_;
+  std::erase_if(away_, [&](const auto& known) { return known.first == link.get(); });
   if (closed_ || link->broken() || generation != generation_) {
     dropped_ = dropped_ + link->stats();
   } else {
@@ -76,6 +78,7 @@ LinkStats LinkPool::stats() const {
   const std::lock_guard lock(mutex_);
   LinkStats out = dropped_;
   for (const auto& link : idle_) out = out + link->stats();
+  for (const auto& [link, stats] : away_) out = out + stats;
   return out;
 }
 

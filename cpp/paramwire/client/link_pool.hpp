@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace paramwire {
@@ -43,7 +44,7 @@ class LinkPool {
   void renew();
   // Nothing is kept any more: idle links end now, lent ones when they come back. Counters stay.
   void close();
-  // Sums over all links, living and dropped; lent ones count what they had done when they were last here.
+  // Sums over all links, living and dropped; lent ones count what they had done when they were last here. So sums never fall.
   LinkStats stats() const;
 
  private:
@@ -56,6 +57,9 @@ class LinkPool {
   std::condition_variable returned_;
   std::vector<std::unique_ptr<Link>> idle_;
   std::size_t lent_ = 0;
+  // Of lent links that had been here before; at most links_max_. A link counts without atomics while somebody reads through
+  // it, so nobody else may look.
+  std::vector<std::pair<const Link*, LinkStats>> away_;
   std::uint64_t generation_ = 0;
   bool closed_ = false;
   LinkStats dropped_;

@@ -11,6 +11,12 @@ namespace {
 constexpr std::uint64_t kRingAlignment = 64;  // cache lines: pieces never share one
 }
 
+std::uint64_t walk_budget_min(const std::vector<WalkNeed>& needs) noexcept {
+  std::uint64_t row_max = 0;
+  for (const WalkNeed& need : needs) row_max = std::max(row_max, need.rows == 0 ? 0 : need.row_bytes);
+  return row_max == 0 ? 0 : 2 * (row_max + kRingAlignment);
+}
+
 Result<WalkPlan> plan_walk(const std::vector<WalkNeed>& needs, const PlanOptions& options) {
   WalkPlan plan;
   const std::uint64_t piece_max = std::min(options.piece_bytes, options.budget_bytes / 2 > kRingAlignment ? options.budget_bytes / 2 - kRingAlignment : 0);
@@ -19,7 +25,7 @@ Result<WalkPlan> plan_walk(const std::vector<WalkNeed>& needs, const PlanOptions
     const WalkNeed& need = needs[n];
     if (need.row_bytes > piece_max) {
       return Error(Code::kInvalid, cat("tensor \"", need.tensor, "\" has rows of ", need.row_bytes, " bytes; a budget of ", options.budget_bytes,
-                                       " holds no two of them: at least ", 2 * need.row_bytes, " are needed"));
+                                       " holds no two of them: at least ", walk_budget_min(needs), " are needed"));
     }
     const std::uint64_t rows_max = need.row_bytes == 0 ? need.rows : piece_max / need.row_bytes;
     for (std::size_t c = 0; c < need.cuts.size(); ++c) {

@@ -48,9 +48,12 @@ struct PlanOptions {
   std::uint64_t window_bytes = std::uint64_t{16} << 20;
 };
 
+// The smallest budget that plan_walk accepts for these needs: two pieces of the longest row, each with what its alignment in
+// the ring may cost. 0 when nothing is walked.
+std::uint64_t walk_budget_min(const std::vector<WalkNeed>& needs) noexcept;
+
 // Pieces never cross a cut: each is a whole block or a range of one.
-// errors: kInvalid when the budget does not hold two pieces of one row each, or of the largest unsplittable row, naming the
-//         tensor and the budget that would do.
+// errors: kInvalid when the budget is below walk_budget_min(), naming the tensor and the budget that would do.
 Result<WalkPlan> plan_walk(const std::vector<WalkNeed>& needs, const PlanOptions& options);
 
 // Which piece to fetch next, when, and where to: the walk goes round and round, and streaming pieces share a ring of

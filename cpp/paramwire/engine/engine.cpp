@@ -17,7 +17,8 @@ namespace paramwire {
 
 namespace {
 
-// Rows by data (embeddings) are fetched in batches of at most this many bytes, taken out of the budget.
+// Rows by data (embeddings) are fetched in batches of at most this many bytes, taken out of the budget: 64 rows of 4 KiB hide
+// a round trip, and a prompt rarely has more distinct tokens in one step.
 constexpr std::uint64_t kRowsBytes = 256 * 1024;
 // Copies need a second transfer on its way while one is being received and checked; views have no transfer to hide.
 constexpr unsigned kCopyThreads = 2;
@@ -150,10 +151,12 @@ Status StreamingEngine::open_session() {
 
 Status StreamingEngine::plan() {
   std::vector<WalkNeed> walk;
+  std::uint64_t row_max = 0, rows_wanted = 0;  // of the needs whose rows the tokens choose
   for (std::uint32_t i = 0; i < binding_->needs().size(); ++i) {
     const Need& need = binding_->needs()[i];
     if (need.access == Access::kRowsByData) {
-      rows_bytes_ = std::max(rows_bytes_, std::max(need.row_bytes, kRowsBytes));
+      row_max = std::max(row_max, need.row_bytes);
+      rows_wanted = std::max(rows_wanted, std::min(kRowsBytes, need.bytes()));
       continue;
     }
     PARAMWIRE_TRY(cuts, snapshot_->row_cuts(need.tensor));
@@ -161,13 +164,18 @@ Status StreamingEngine::plan() {
     walk_needs_.push_back(i);
   }
   PlanOptions options;
-  std::uint64_t total = 0;
-  for (const WalkNeed& need : walk) total += need.rows * need.row_bytes;
+  const std::uint64_t walk_min = walk_budget_min(walk);
   if (options_.budget_bytes == 0) {
-    options.budget_bytes = std::max<std::uint64_t>(total, 1) * 2;
-  } else if (options_.budget_bytes <= rows_bytes_) {
-    return Error(Code::kInvalid, cat("a budget of ", options_.budget_bytes, " bytes leaves nothing beside ", rows_bytes_, " for embedding rows"));
+    rows_bytes_ = std::max(row_max, rows_wanted);
+    std::uint64_t total = 0;
+    for (const WalkNeed& need : walk) total += need.rows * need.row_bytes;
+    options.budget_bytes = std::max(total * 2, walk_min);
+  } else if (options_.budget_bytes < row_max + walk_min) {
+    return Error(Code::kInvalid, cat("a budget of ", options_.budget_bytes, " bytes does not hold two of this model's longest rows and an embedding row of ",
+                                     row_max, " bytes: at least ", row_max + walk_min, " are needed"));
   } else {
+    // Under a tight budget the batch of embedding rows shrinks, not the pieces of the walk.
+    rows_bytes_ = std::max(row_max, std::min(rows_wanted, (options_.budget_bytes - walk_min) / 2));
     options.budget_bytes = options_.budget_bytes - rows_bytes_;
   }
   PARAMWIRE_TRY(planned, plan_walk(walk, options));

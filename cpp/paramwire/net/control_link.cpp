@@ -130,8 +130,11 @@ Result<ControlLink::Answer> ControlLink::call(std::span<const std::byte> frame, 
       socket_.shutdown();
     }
   }
+  if (!answer.ok()) {
+    turn_.notify_all();  // nobody gets a turn any more, and each must hear of it now, not at its deadline
+    return answer;
+  }
   turn_.notify_one();
-  if (!answer.ok()) return answer;
   if (answer->type == FrameType::kError) return error_of_peer(peer(), answer->meta);
   return answer;
 }
