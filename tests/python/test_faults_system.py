@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -188,3 +189,35 @@ def test_a_frozen_reader_keeps_its_view_and_holds_up_nobody(published, until):
         finally:
             viewer.kill()
     assert until(lambda: published.stats()["quarantined_slots"] == 0)
+
+
+FEW_DESCRIPTORS = """
+resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50))
+with pw.Server(unix_directory=address) as server:
+    with server.publish() as p:
+        p.put("w", np.arange(100_000))
+    print(server.address, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_server_without_descriptors_serves_who_is_connected_and_others_later(tmp_path):
+    words = [sys.executable, "-c", START + FEW_DESCRIPTORS, str(tmp_path / "s")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stdout.readline().strip()
+            with pw.connect(address, transport="tcp") as first:
+                np.testing.assert_array_equal(first.fetch("w"), VALUES)
+                clients, refused = [], (pw.DeadlineError, pw.UnreachableError, pw.BackpressureError)
+                with contextlib.suppress(refused):
+                    for _ in range(60):
+                        clients.append(pw.connect(address, transport="tcp", timeout=0.5))
+                assert 10 < len(clients) < 50
+                np.testing.assert_array_equal(first.fetch("w"), VALUES)
+                for client in clients:
+                    client.close()
+                with pw.connect(address, transport="shm") as later:
+                    np.testing.assert_array_equal(later.fetch("w"), VALUES)
+            assert server.poll() is None
+        finally:
+            server.kill()
