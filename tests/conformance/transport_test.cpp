@@ -203,11 +203,11 @@ TEST_P(TransportTest, AByteFlippedInTheArenaIsNeverHandedOut) {
   std::byte* arena = Rig::arena_memory();
   ASSERT_NE(arena, nullptr);
   for (const auto& [name, at, size] : {std::tuple("small", std::size_t{999}, small.size()), std::tuple("large", kExtent + 17, large.size())}) {
-    std::byte& byte = arena[snapshot.locator(name).payload_offset + at];
-    byte ^= std::byte{0x10};
+    std::byte* const byte = arena + snapshot.locator(name).payload_offset + at;
+    Rig::flip(byte);
     EXPECT_EQ(read(*link, snapshot, name, {0, size}).error().code(), Code::kCorrupt) << name;
     EXPECT_EQ(read(*link, snapshot, name, {at, 1}).error().code(), Code::kCorrupt) << name;
-    byte ^= std::byte{0x10};
+    Rig::flip(byte);
     EXPECT_TRUE(read(*link, snapshot, name, {0, size}).ok()) << name;
   }
   EXPECT_TRUE(read(*link, snapshot, "large", {0, 10}).ok());

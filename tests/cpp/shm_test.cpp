@@ -122,7 +122,7 @@ TEST(Shm, AByteFlippedBeforeTheFirstViewIsNeverShown) {
   Rig rig;
   rig.publish({{"w", random_bytes(300'000, 1)}});
   const auto snapshot = rig.snapshot();
-  Rig::arena_memory()[snapshot.locator("w").payload_offset + 299'999] ^= std::byte{1};
+  Rig::flip(Rig::arena_memory() + snapshot.locator("w").payload_offset + 299'999);
   for (const bool drop : {false, true}) {
     const auto link = connect(rig, {{}, drop});
     const auto got = link->view(snapshot.entry("w"), snapshot.locator("w"), {0, 10});
