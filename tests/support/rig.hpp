@@ -130,7 +130,8 @@ class Rig {
   // A bit of the server's memory turns over, as broken memory would do it: no thread wrote it, so nothing orders it against the
   // server's own accesses, and ThreadSanitizer is told so.
   [[gnu::noinline, gnu::no_sanitize("thread")]] static void flip(std::byte* at) {
-    *reinterpret_cast<volatile unsigned char*>(at) ^= 1U;
+    auto* bits = reinterpret_cast<volatile unsigned char*>(at);
+    *bits = static_cast<unsigned char>(*bits ^ 1U);
   }
 
   std::unique_ptr<Server> server;
