@@ -84,6 +84,7 @@ class StreamingEngine final : public Engine {
   std::unique_ptr<WalkWindow> window_;         // under mutex_, as all below
   std::map<std::uint64_t, Arrival> arrivals_;  // by walk position; node addresses are stable
   std::vector<std::map<std::uint64_t, Arrival>::node_type> retired_;  // views computed with, in walk order
+  std::uint64_t retired_bytes_ = 0;
   std::vector<Arrival> resident_;              // by piece
   bool stop_ = false;
   EngineStats stats_;
@@ -240,8 +241,11 @@ void StreamingEngine::fetch_piece(const Piece& piece, std::uint64_t ring_offset,
 void StreamingEngine::let_go(std::unique_lock<std::mutex>& lock) {
   auto retired = std::move(retired_);
   retired_.clear();
+  retired_bytes_ = 0;
   lock.unlock();
-  for (auto& node : retired) node.mapped().view.release();
+  std::vector<BlockView> views;
+  for (auto& node : retired) views.push_back(std::move(node.mapped().view));
+  release_views(views);
   lock.lock();
   for (const auto& node : retired) window_->finish(node.key());
 }
@@ -250,7 +254,9 @@ void StreamingEngine::prefetch() {
   std::unique_lock lock(mutex_);
   for (;;) {
     std::optional<WalkWindow::Start> start;
-    changed_.wait(lock, [&] { return stop_ || !retired_.empty() || (start = window_->start()).has_value(); });
+    // Views are given up half a window at a time, or when nothing else is left to compute with.
+    const auto must_let_go = [&] { return retired_bytes_ > 0 && (2 * retired_bytes_ >= window_->ring_bytes() || arrivals_.empty()); };
+    changed_.wait(lock, [&] { return stop_ || must_let_go() || (start = window_->start()).has_value(); });
     if (stop_) return;
     if (!start) {
       let_go(lock);
@@ -328,6 +334,7 @@ Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
     } else {
       // Giving up a view's pages costs system calls: the prefetch thread does it, and only then counts its bytes as free.
       retired_.push_back(arrivals_.extract(at_));
+      retired_bytes_ += piece.bytes;
     }
   }
   changed_.notify_all();

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <utility>
 
 namespace paramwire {
 
@@ -32,6 +33,9 @@ class ShmPin final : public BlockView::Pin {
   ~ShmPin() override {
     if (!drop_.empty()) arena_->drop_pages(drop_.data(), drop_.size());
     table_->release(index_);
+  }
+  std::span<const std::byte> take_pages() noexcept override {
+    return drop_.empty() ? drop_ : arena_->around(drop_.data(), std::exchange(drop_, {}).size());
   }
 
  private:

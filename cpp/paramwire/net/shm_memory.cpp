@@ -1,13 +1,19 @@
 #include "paramwire/net/shm_memory.hpp"
 
 #include "paramwire/base/text.hpp"
+#include "paramwire/net/transport.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#include <vector>
 
 namespace paramwire {
 
@@ -65,6 +71,34 @@ void MappedArena::populate(const std::byte* begin, std::size_t size) const noexc
   constexpr std::uintptr_t kPage = 4096;
   const std::size_t lead = reinterpret_cast<std::uintptr_t>(begin) % kPage;
   madvise(const_cast<std::byte*>(begin - lead), size + lead, MADV_POPULATE_READ);
+}
+
+// One process_madvise(2) of this process for all ranges: one flush. MADV_DONTNEED is allowed there since Linux 6.13, the flush
+// is one for the call since 6.16; before that, a call a range.
+void release_views(std::span<BlockView> views) noexcept {
+  std::vector<iovec> ranges;
+  for (BlockView& view : views) {
+    if (const auto pages = view.take_pages(); !pages.empty()) ranges.push_back({const_cast<std::byte*>(pages.data()), pages.size()});
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const iovec& a, const iovec& b) { return a.iov_base < b.iov_base; });
+  std::size_t kept = 0;
+  for (const iovec& range : ranges) {
+    auto* const begin = static_cast<std::byte*>(range.iov_base);
+    iovec* const last = kept > 0 ? &ranges[kept - 1] : nullptr;
+    std::byte* const end = last != nullptr ? static_cast<std::byte*>(last->iov_base) + last->iov_len : nullptr;
+    if (last != nullptr && begin <= end) {  // neighbours in the arena
+      last->iov_len = std::max(last->iov_len, static_cast<std::size_t>(begin + range.iov_len - static_cast<std::byte*>(last->iov_base)));
+    } else {
+      ranges[kept++] = range;
+    }
+  }
+  ranges.resize(kept);
+  constexpr int kSelf = -10000;  // PIDFD_SELF, linux/pidfd.h since 6.14
+  const bool together = ranges.size() > 1 && ranges.size() <= IOV_MAX && syscall(SYS_process_madvise, kSelf, ranges.data(), ranges.size(), MADV_DONTNEED, 0U) >= 0;
+  if (!together) {
+    for (const iovec& range : ranges) madvise(range.iov_base, range.iov_len, MADV_DONTNEED);
+  }
+  for (BlockView& view : views) view.release();
 }
 
 // ---------------------------------------------------------------- pins

@@ -32,13 +32,13 @@ class MappedArena {
   // Takes the pages of a span out of this process's page table, with those around it that a fault brings in (64 KiB). They stay
   // in the arena and come back at the next touch: a reader of a neighbour pays a fault, nothing else.
   void drop_pages(const std::byte* begin, std::size_t size) const noexcept;
+  // The pages that drop_pages would take.
+  std::span<const std::byte> around(const std::byte* begin, std::size_t size) const noexcept;
   // Brings them in with one call instead of a fault each. Kernels before 5.14 can't: then faults do it.
   void populate(const std::byte* begin, std::size_t size) const noexcept;
 
  private:
   MappedArena(const std::byte* base, std::uint64_t size) : base_(base), size_(size) {}
-  std::span<const std::byte> around(const std::byte* begin, std::size_t size) const noexcept;
-
   const std::byte* base_;
   std::uint64_t size_;
 };
