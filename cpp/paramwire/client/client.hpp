@@ -105,6 +105,7 @@ class Snapshot {
   Version version() const noexcept;
   const Manifest& manifest() const noexcept;
   bool leased() const noexcept;
+  const ClientOptions& client_options() const noexcept;
 
   // Names, shapes and versions, in name order; aliases included.
   std::vector<TensorEntry> tensors() const;

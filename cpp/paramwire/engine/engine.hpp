@@ -28,7 +28,7 @@ struct EngineOptions {
   BackendOptions backend_options;
   SessionOptions session;
   enum class Source : std::uint8_t { kAuto, kView, kCopy };
-  Source source = Source::kAuto;  // kAuto: views where the transport gives them, else copies
+  Source source = Source::kAuto;  // kAuto: views where the transport gives them and their pages may stay, else copies
   Micros fetch_timeout = 30 * kMicrosPerSecond;  // of one piece; a step waits no longer for it
 };
 

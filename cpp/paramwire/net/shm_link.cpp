@@ -26,6 +26,9 @@ constexpr Micros kMapDeadline = 10 * kMicrosPerSecond;
 // never lies in the resident set as a whole.
 constexpr std::size_t kDropStep = std::size_t{1} << 20;
 
+// Bytes of one read call under drop_pages: half of a 2 MiB L2 holds a piece and the kernel's copy of it.
+constexpr std::size_t kReadStep = std::size_t{256} << 10;
+
 class ShmPin final : public BlockView::Pin {
  public:
   ShmPin(std::shared_ptr<const MappedArena> arena, std::shared_ptr<PinTable> table, std::uint32_t index, std::span<const std::byte> drop)
@@ -62,14 +65,14 @@ std::uint64_t copy_in_halves(std::span<std::byte> target, const std::byte* sourc
   return crc64_join(first, second, rest);
 }
 
-std::uint64_t copy_and_drop(const MappedArena& arena, std::span<std::byte> target, const std::byte* source, std::uint64_t before) {
-  const Stores stores = target.size() >= kStreamFromBytes ? Stores::kStreaming : Stores::kBySize;
-  for (std::size_t at = 0; at < target.size(); at += kDropStep) {
-    const std::size_t size = std::min(kDropStep, target.size() - at);
-    before = copy_crc64(target.data() + at, source + at, size, before, stores);
-    arena.drop_pages(source + at, size);
+// In steps, each checked while it is in cache.
+Result<std::uint64_t> read_crc64(const MappedArena& arena, std::uint64_t offset, std::span<std::byte> target, std::uint64_t crc) {
+  for (std::size_t at = 0; at < target.size(); at += kReadStep) {
+    const auto part = target.subspan(at, std::min(kReadStep, target.size() - at));
+    PARAMWIRE_CHECK(arena.read(offset + at, part));
+    crc = crc64(part, crc);
   }
-  return before;
+  return crc;
 }
 
 }  // namespace
@@ -83,8 +86,7 @@ class ShmLink::Memory final : public RemoteMemory {
   Micros deadline = 0;      // for arenas that must be asked for
   bool streaming = false;   // the read under way is long, although its extents are short
   bool two_threads = false;
-  bool drop_pages = false;      // what was copied leaves the resident set step by step; the end of a read is the caller's to drop
-  std::size_t undropped = 0;    // bytes of the read under way that wait for the end of their step
+  bool drop_pages = false;  // reads go through the descriptor: no page of an arena becomes resident here
 
   // errors: kStale when the server has no such arena; as ControlLink::call and MappedArena::map.
   Result<std::shared_ptr<const MappedArena>> arena(std::uint16_t index) {
@@ -118,24 +120,21 @@ class ShmLink::Memory final : public RemoteMemory {
 
   Result<std::uint64_t> copy_crc64(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target, std::uint64_t before) override {
     PARAMWIRE_TRY(source, locate(index, offset, target.size()));
-    if (drop_pages) return copy_and_drop(*arenas_[index], target, source, before);
+    if (drop_pages) return read_crc64(*arenas_[index], offset, target, before);
     if (two_threads && target.size() >= kTwoThreadsFrom) return copy_in_halves(target, source, before);
     return paramwire::copy_crc64(target.data(), source, target.size(), before);
   }
   Result<std::uint32_t> copy_crc32c(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target) override {
     PARAMWIRE_TRY(source, locate(index, offset, target.size()));
-    const std::uint32_t crc = paramwire::copy_crc32c(target.data(), source, target.size(), 0, streaming ? Stores::kStreaming : Stores::kBySize);
     if (drop_pages) {
-      undropped += target.size();  // extents of one read follow each other
-      if (undropped >= kDropStep) {
-        const std::size_t size = std::exchange(undropped, 0);
-        arenas_[index]->drop_pages(source + target.size() - size, size);
-      }
+      PARAMWIRE_CHECK(arenas_[index]->read(offset, target));
+      return crc32c(target);
     }
-    return crc;
+    return paramwire::copy_crc32c(target.data(), source, target.size(), 0, streaming ? Stores::kStreaming : Stores::kBySize);
   }
   Status copy(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target) override {
     PARAMWIRE_TRY(source, locate(index, offset, target.size()));
+    if (drop_pages) return arenas_[index]->read(offset, target);
     if (!target.empty()) std::memcpy(target.data(), source, target.size());
     return {};
   }
@@ -194,14 +193,7 @@ Status ShmLink::read_one(BlockRead& item, Micros deadline) {
   if (steady_clock().now() >= deadline) return Error(Code::kTimeout, cat("the deadline passed before block ", item.entry.to_string(), " was read"));
   memory_->deadline = deadline;
   memory_->streaming = item.range.size >= kStreamFromBytes;
-  memory_->undropped = 0;
   reader_.read(item);
-  if (options_.drop_pages) {
-    if (const auto at = memory_->locate(item.locator.arena, item.locator.payload_offset + item.range.offset, item.range.size); at.ok()) {
-      PARAMWIRE_TRY(arena, memory_->arena(item.locator.arena));
-      arena->drop_pages(*at, item.range.size);
-    }
-  }
   return item.result;
 }
 

@@ -21,9 +21,8 @@ namespace paramwire {
 
 struct ShmOptions {
   OmittedReadChecks omitted;
-  // For a reader under a memory budget: pages of a view are brought in with one call, and leave this process's resident set when
-  // the view is released; pages that a copy touched leave it at once. Costs two system calls a view and, measured on a loaded
-  // two-core guest, 80 us a MiB for views of 16 MiB and 20 us for one of 64 KiB.
+  // For a reader under a memory budget: copies go through read calls and touch no page; pages of a view are brought in with one
+  // call and leave this process's resident set when the view is released.
   bool drop_pages = false;
   // Whole blocks from kTwoThreadsFrom up are copied by two threads, the second one started for the copy.
   bool two_threads = true;

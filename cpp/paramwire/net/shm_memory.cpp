@@ -45,9 +45,22 @@ Status check_seals(const Fd& descriptor, std::uint64_t size, std::string_view wh
 
 Result<std::shared_ptr<const MappedArena>> MappedArena::map(const Fd& descriptor, std::uint64_t size) {
   PARAMWIRE_CHECK(check_seals(descriptor, size, "arena"));
+  Fd own(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
+  if (!own.valid()) return errno_error(Code::kUnavailable, "keep the descriptor of an arena (ulimit -n)", errno);
   void* base = mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor.get(), 0);
   if (base == MAP_FAILED) return errno_error(Code::kUnavailable, cat("map an arena of ", human_bytes(size)), errno);
-  return std::shared_ptr<const MappedArena>(new MappedArena(static_cast<const std::byte*>(base), size));
+  return std::shared_ptr<const MappedArena>(new MappedArena(std::move(own), static_cast<const std::byte*>(base), size));
+}
+
+Status MappedArena::read(std::uint64_t offset, std::span<std::byte> target) const {
+  while (!target.empty()) {
+    const ssize_t n = ::pread(descriptor_.get(), target.data(), target.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return errno_error(Code::kUnavailable, cat("read ", target.size(), " bytes at ", offset, " of an arena"), n < 0 ? errno : EIO);
+    target = target.subspan(static_cast<std::size_t>(n));
+    offset += static_cast<std::uint64_t>(n);
+  }
+  return {};
 }
 
 MappedArena::~MappedArena() { munmap(const_cast<std::byte*>(base_), size_); }

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace paramwire {
@@ -29,6 +30,9 @@ class MappedArena {
   const std::byte* at(std::uint64_t offset, std::uint64_t size) const noexcept {
     return offset <= size_ && size <= size_ - offset ? base_ + offset : nullptr;
   }
+  // Copies out of the arena with read calls (pread(2)), so that no page of it enters this process's page table.
+  // errors: kUnavailable with errno.
+  Status read(std::uint64_t offset, std::span<std::byte> target) const;
   // Takes the pages of a span out of this process's page table, with those around it that a fault brings in (64 KiB). They stay
   // in the arena and come back at the next touch: a reader of a neighbour pays a fault, nothing else.
   void drop_pages(const std::byte* begin, std::size_t size) const noexcept;
@@ -38,7 +42,9 @@ class MappedArena {
   void populate(const std::byte* begin, std::size_t size) const noexcept;
 
  private:
-  MappedArena(const std::byte* base, std::uint64_t size) : base_(base), size_(size) {}
+  MappedArena(Fd descriptor, const std::byte* base, std::uint64_t size) : descriptor_(std::move(descriptor)), base_(base), size_(size) {}
+
+  Fd descriptor_;
   const std::byte* base_;
   std::uint64_t size_;
 };
