@@ -85,6 +85,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="fault tests at full size and length (`make soak`)")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """A run started in the background of a script ignores SIGINT, and so would Python and every process it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def soak(request: pytest.FixtureRequest) -> bool:
     """Whether this run may take minutes and gigabytes."""
