@@ -213,7 +213,7 @@ SUITES = (
     Suite("python", 3, lambda run: run.pytest("tests/python"), "Python tests", ("package",)),
     Suite("wheel", 1, wheel, "the self-contained wheel in a clean virtual environment", ("package",)),
     # Two more builds of the whole tree, 8 minutes each on two cores with a cold compiler cache: not for every change.
-    Suite("asan", 2, sanitized("asan", "sanitize"), "tests labelled sanitize, address and undefined behaviour", soak=True),
+    Suite("asan", 2, sanitized("asan", "sanitize"), "tests labelled sanitize, addresses and undefined", soak=True),
     Suite("tsan", 2, sanitized("tsan", "sanitize"), "tests labelled sanitize, data races", soak=True),
     Suite("asan-all", 20, sanitized("asan", None), "every C++ test, address and undefined behaviour", soak=True),
     Suite("tsan-all", 20, sanitized("tsan", None), "every C++ test, data races", soak=True),
