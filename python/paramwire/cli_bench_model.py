@@ -129,7 +129,7 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
         "bench": "generate",
         "transport": transport,
         "source": stats["source"],
-        "view_pages": None if stats["source"] != "view" else "dropped" if drop else "kept",
+        "view_pages": None if transport == "tcp" else "dropped" if drop else "kept",
         "tokens": len(remote.ids) - 1,
         "model_bytes": model_bytes,
         "budget_bytes": remote.limit,
@@ -156,7 +156,7 @@ def remote_beside_local(options: argparse.Namespace, transport: str, address: st
 def show_generation(record: dict[str, Any]) -> None:
     limit = f"under a budget of {in_bytes(record['budget_bytes'])}"
     spread = f"{record['ratio_min']:.2f} to {record['ratio_max']:.2f}"
-    how = record["source"] if record["view_pages"] is None else f"view, pages {record['view_pages']}"
+    how = record["source"] + (f", shared pages {record['view_pages']}" if record["view_pages"] else "")
     pairs = [
         ("tokens/s", f"{record['tokens_per_s']:.1f} {limit} ({how})"),
         (
