@@ -22,8 +22,8 @@ namespace {
 constexpr std::size_t kVerifiedMax = std::size_t{1} << 17;
 // How long a view, which has no deadline of its own, may wait for the server to hand out an arena or the pin table: once a link.
 constexpr Micros kMapDeadline = 10 * kMicrosPerSecond;
-// Under drop_pages blocks are checked and copied in such steps, and the pages of each leave before the next: a large block
-// never lies in the resident set as a whole.
+// Under drop_pages a first view is checked in such steps, and the pages of each leave before the next: a large block never lies
+// in the resident set as a whole.
 constexpr std::size_t kDropStep = std::size_t{1} << 20;
 
 // Bytes of one read call under drop_pages: half of a 2 MiB L2 holds a piece and the kernel's copy of it.

@@ -189,7 +189,7 @@ class BlockStore {
   void stage_removals(Publish& publish, std::string_view tensor, bool keep_whole);
   // The changes that a publish makes, last staged of each id; slots of those that lost are closed.
   std::vector<ManifestChange> take_changes(Publish& publish, const Manifest& base);
-  Status check_tensors(const Publish& publish, const Manifest& base, const Manifest& next) const;
+  Status check_tensors(const Publish& publish, const Manifest& next) const;
   void supersede(const std::vector<ManifestChange>& changes, const Manifest& base, Version next);
   void drop(std::map<PublishId, Publish>::iterator publish);
   void close_slot(SlotIndex slot);

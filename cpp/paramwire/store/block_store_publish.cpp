@@ -261,7 +261,7 @@ std::vector<ManifestChange> BlockStore::take_changes(Publish& publish, const Man
 
 // Shards of one tensor agree in dtype and shape, do not overlap, and stand beside no whole block or alias of that name;
 // aliases have a target.
-Status BlockStore::check_tensors(const Publish& publish, const Manifest& base, const Manifest& next) const {
+Status BlockStore::check_tensors(const Publish& publish, const Manifest& next) const {
   std::map<std::string_view, std::vector<ManifestEntry>> cut;
   if (any_shards_ || publish.shards) {
     next.for_each([&](const Manifest::Hit& hit) {
@@ -293,7 +293,6 @@ Status BlockStore::check_tensors(const Publish& publish, const Manifest& base, c
     decode_key(publish.keys, item.key, entry);
     aliases[std::string(entry.tensor)] = entry.target;
   }
-  static_cast<void>(base);
   for (const auto& [tensor, target] : aliases) {
     const auto hit = next.find(block_id(tensor, Shard::whole()));
     if (!hit || hit->entry.kind != EntryKind::kAlias) continue;  // untied or removed
@@ -336,7 +335,7 @@ Result<Version> BlockStore::finish(PublishId id, const CommitClock& commit, Micr
   const Manifest& base = base_manifest ? *base_manifest : kNothing;
   const auto changes = take_changes(*publish, base);
   auto next = Manifest::with_changes(base, publish->version, changes);
-  Status checked = next.ok() ? check_tensors(*publish, base, *next) : Status(next.error());
+  Status checked = next.ok() ? check_tensors(*publish, *next) : Status(next.error());
   if (checked.ok()) checked = commit(publish->base, publish->version, next->root());
   if (!checked.ok()) {
     ++counters_.publishes_refused;
