@@ -10,7 +10,7 @@ run_tests := @.venv/bin/python tools/run_tests.py
 
 help:
 	@echo 'make demo   a real model served by one process, fetched and computed by another'
-	@echo 'make test   every test suite, each against its minute budget (SUITES="lint unit" for some)'
+	@echo 'make test   the test suites, each against its minute budget (SUITES="lint unit" for some)'
 	@echo 'make bench  speed, as JSON lines, baselines in the same run'
 	@echo 'make lint   ruff, mypy, tidy'
 	@echo 'make soak   what takes too long for make test'
