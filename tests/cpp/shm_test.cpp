@@ -12,6 +12,9 @@
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <fstream>
+#include <sstream>
+#include <string>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <thread>
@@ -116,6 +119,52 @@ TEST(Shm, AViewIsVerifiedOnceForEachVersionOfASlot) {
   EXPECT_FALSE(view(*link, snapshot, "w").verified_now());
   EXPECT_EQ(link->stats().views, 5U);
   EXPECT_EQ(link->stats().views_verified, 2U);
+}
+
+// Bytes of the mapping that holds `address` that lie in this process's page table (smaps, proc_pid_smaps(5)).
+std::uint64_t resident_around(const std::byte* address) {
+  std::ifstream smaps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(smaps, line);) {
+    std::istringstream words(line);
+    std::uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    if (words >> std::hex >> begin >> dash >> end && dash == '-') {
+      const auto at = reinterpret_cast<std::uintptr_t>(address);
+      here = begin <= at && at < end;
+    } else if (here && line.starts_with("Rss:")) {
+      return std::stoull(line.substr(4)) * 1024;
+    }
+  }
+  ADD_FAILURE() << "no mapping holds the address";
+  return 0;
+}
+
+TEST(Shm, UnderDropPagesViewsLeaveNoPageResidentAloneOrTogether) {
+  Rig rig;
+  std::vector<std::pair<std::string, Bytes>> tensors;
+  for (std::uint64_t i = 0; i < 4; ++i) tensors.emplace_back(cat("w", i), random_bytes(1'500'000, i));
+  rig.publish(tensors);
+  ShmOptions options;
+  options.drop_pages = true;
+  const auto link = connect(rig, options);
+  const Snapshot snapshot = rig.snapshot();
+  for (const bool together : {false, true}) {
+    std::vector<BlockView> views;
+    for (const auto& [name, bytes] : tensors) {
+      views.push_back(view(*link, snapshot, name));
+      EXPECT_TRUE(equal(views.back().bytes(), bytes));
+    }
+    const std::byte* const address = views[0].bytes().data();
+    EXPECT_GE(resident_around(address), 4U * 1'500'000U);
+    if (together) {
+      release_views(views);
+    } else {
+      for (BlockView& held : views) held.release();
+    }
+    // A slot header is read from the pages around it: one fault brings 64 KiB.
+    EXPECT_LE(resident_around(address), 128U * 1024U) << (together ? "together" : "alone");
+  }
 }
 
 TEST(Shm, AByteFlippedBeforeTheFirstViewIsNeverShown) {

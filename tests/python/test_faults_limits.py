@@ -287,3 +287,39 @@ def test_a_model_fetched_into_buffers_needs_64_mib_beside_them(server, transport
     assert facts["bytes"] == piece.nbytes * count
     assert facts["total"] == 14 * count
     assert facts["beside"] <= 64 * MIB
+
+
+STREAMER = """
+import json, sys
+import numpy as np
+import paramwire as pw
+from paramwire.cli_memory import PeakMemory
+
+config = pw.LlamaConfig(layers=6, width=512, ffn_width=1024, vocabulary=2000, heads=8, kv_heads=4, tied_head=True)
+graph = pw.Graph.llama(config)
+with pw.connect(sys.argv[1], transport="shm", drop_view_pages=True) as client, client.snapshot() as snapshot:
+    # Both are new to this process, so the first views, which read every byte, are part of what is measured.
+    with PeakMemory() as memory, pw.Engine(snapshot, graph, budget=int(sys.argv[2]), source=sys.argv[3], context=16) as engine:
+        streamed = [engine.step([token]).argmax().item() for token in range(8)]
+        stats = engine.stats()
+        peak = memory.peak()
+    with pw.Engine(snapshot, graph, context=16) as engine:
+        whole = [engine.step([token]).argmax().item() for token in range(8)]
+print(json.dumps({"shared": peak.shared, "source": stats["source"], "bytes": stats["bytes_fetched"], "walk": stats["walk_bytes"],
+                  "streamed": streamed, "whole": whole}))
+"""
+
+
+@pytest.mark.parametrize("source", ["auto", "copy"])
+def test_shared_pages_of_a_streaming_engine_stay_within_its_budget(server, rng, source):
+    config = pw.LlamaConfig(layers=6, width=512, ffn_width=1024, vocabulary=2000, heads=8, kv_heads=4, tied_head=True)
+    with server.publish() as p:
+        for name, shape in pw.Graph.llama(config).parameters:
+            p.put_rows(name, rng.normal(size=shape).astype(np.float32) / 20, 1 * MIB)
+    budget = 24 * MIB
+    facts = run_json(STREAMER, server.address, str(budget), source)
+    assert facts["source"] == ("view" if source == "auto" else "copy")
+    assert facts["walk"] > 2 * budget
+    assert facts["bytes"] > 4 * facts["walk"]  # most of each step came anew
+    assert facts["shared"] <= budget
+    assert facts["streamed"] == facts["whole"]

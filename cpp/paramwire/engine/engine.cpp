@@ -191,8 +191,6 @@ Status StreamingEngine::plan() {
 // Views are tried on the first piece: whether a transport gives them is its own answer.
 Status StreamingEngine::choose_source() {
   if (options_.source == EngineOptions::Source::kCopy || plan_.pieces.empty()) return {};
-  // Where viewed pages may not stay resident, giving each up costs more than a copy that touches none.
-  if (options_.source == EngineOptions::Source::kAuto && snapshot_->client_options().drop_view_pages && plan_.window_bytes > 0) return {};
   const Piece& piece = plan_.pieces.front();
   const Need& need = binding_->needs()[walk_needs_[piece.need]];
   const Shard part = piece.row_end - piece.row_begin == need.rows ? Shard::whole() : Shard::rows(piece.row_begin, piece.row_end);

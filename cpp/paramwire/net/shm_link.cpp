@@ -12,7 +12,6 @@
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <utility>
 
 namespace paramwire {
 
@@ -38,7 +37,8 @@ class ShmPin final : public BlockView::Pin {
     table_->release(index_);
   }
   std::span<const std::byte> take_pages() noexcept override {
-    return drop_.empty() ? drop_ : arena_->around(drop_.data(), std::exchange(drop_, {}).size());
+    const auto taken = std::exchange(drop_, {});
+    return taken.empty() ? taken : arena_->around(taken.data(), taken.size());
   }
 
  private:
