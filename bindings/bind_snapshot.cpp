@@ -14,6 +14,8 @@ namespace {
 // Reads over shm up to this size are done by the calling thread: they are loads from mapped memory, at least 5 GB/s, so that
 // Ctrl-C waits for 15 ms at most. Anything else may wait for another process, or take long.
 constexpr std::uint64_t kDirectBytes = std::uint64_t{64} << 20;
+// The same for views: only the first of a block reads it, and nothing is copied. 1 GiB is read in 0.1 s.
+constexpr std::uint64_t kDirectViewBytes = std::uint64_t{1} << 30;
 // Between two looks at the signals, as for other calls that wait.
 constexpr Micros kLook = kMicrosPerSecond / 20;
 
@@ -286,7 +288,7 @@ std::unique_ptr<PyTicket> PySnapshot::fetch_async(py::handle names, py::handle r
 std::unique_ptr<PyView> PySnapshot::view(const std::string& name, py::handle rows, py::handle heads) {
   const Shard part = shard_from(rows, heads);
   const auto layout = take(snapshot_->layout(name, part));
-  if (core_->views_ready.load(std::memory_order_relaxed) && layout.bytes <= kDirectBytes) {
+  if (core_->views_ready.load(std::memory_order_relaxed) && layout.bytes <= kDirectViewBytes) {
     auto view = without_gil([&] { return snapshot_->view(name, part); });
     core_->views_ready.store(view.ok(), std::memory_order_relaxed);
     return std::make_unique<PyView>(take(std::move(view)), layout);
