@@ -52,6 +52,8 @@ TEST(Types, ShardShapeCutsRowsAndHeads) {
   EXPECT_FALSE(shard_shape(shape, Shard::head_range(7, 0, 1)).ok());
   EXPECT_FALSE(shard_shape(shape, Shard::head_range(9, 8, 10)).ok());
   EXPECT_FALSE(shard_shape(Shape{}, Shard::rows(0, 1)).ok());
+  EXPECT_FALSE(shard_shape(Shape{0, 4}, Shard::rows(0, 1)).ok());
+  EXPECT_FALSE(shard_shape(Shape{0, 4}, Shard::head_range(2, 0, 1)).ok());  // 2 divides 0, but there is no head
 }
 
 TEST(Types, VersionsCompareByEpochThenCounter) {

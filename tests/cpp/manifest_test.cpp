@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <random>
 
@@ -138,6 +139,21 @@ TEST(ManifestEntry, EntriesThatWouldNotComeBackAreRefusedNamingTheField) {
   EXPECT_TRUE(has(refusal([](ManifestEntry& e) { e.raw_size = 17; }), "17"));
   EXPECT_TRUE(has(refusal([](ManifestEntry& e) { e.stored_size = 15; }), "15"));
   EXPECT_TRUE(has(refusal([](ManifestEntry& e) { e.extent_table_crc = 1; }), "extent table"));
+}
+
+TEST(ManifestEntry, APartOfATensorWithoutRowsIsRefused) {
+  for (const Shard& part : {Shard::rows(0, 1), Shard::head_range(2, 0, 1)}) {
+    EXPECT_EQ(block_bytes(DType::kF32, Shape{0, 4}, part).error().code(), Code::kInvalid) << part.to_string();
+    // On the wire too, where nobody checked before: as a two-row entry whose first axis is then made 0.
+    ManifestEntry entry = block("a", {1, 1}, DType::kF32, {2, 4}, part);
+    Bytes bytes = encoded(entry);
+    const std::array<std::byte, 2> axes{std::byte{2}, std::byte{4}};
+    const auto at = std::find_end(bytes.begin(), bytes.end(), axes.begin(), axes.end());
+    ASSERT_NE(at, bytes.end());
+    *at = std::byte{0};
+    ByteReader in(bytes);
+    EXPECT_FALSE(decode_entry(in).ok()) << part.to_string();
+  }
 }
 
 TEST(ManifestEntry, RowsOfNibblesMustFillBytes) {

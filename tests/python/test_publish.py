@@ -141,6 +141,7 @@ def test_wrong_puts_name_tensor_expected_and_given(publish):
             ((np.zeros(3, np.float32),), {"rows": (0, 3)}, "shape="),
             ((np.zeros(3, np.float32),), {"rows": (0, 3), "shape": (2,)}, "rows"),
             ((np.zeros(3, np.float32),), {"rows": (0, 3), "heads": (1, 0, 1), "shape": 3}, "one"),
+            ((np.zeros((0, 4), np.float32),), {"heads": (2, 0, 1), "shape": (0, 4)}, "heads"),
             ((np.array(["x"]),), {}, "no type"),
             ((np.zeros(3, np.float32),), {"dtype": "f7"}, "unknown dtype"),
         ]:

@@ -136,7 +136,8 @@ Result<std::pair<std::uint64_t, std::uint64_t>> shard_rows(const Shape& shape, c
     if (shard.end > rows) return Error(Code::kInvalid, cat(shard.to_string(), " is outside the ", rows, " rows of shape ", shape));
     return Rows{shard.begin, shard.end};
   }
-  if (shard.heads == 0 || rows % shard.heads != 0) {
+  // No rows have no parts: divisible by any number, a head of them would have no first row.
+  if (shard.heads == 0 || rows == 0 || rows % shard.heads != 0) {
     return Error(Code::kInvalid, cat(shard.to_string(), ": ", shard.heads, " heads do not divide the ", rows, " rows of shape ", shape));
   }
   if (shard.end > shard.heads) return Error(Code::kInvalid, cat(shard.to_string(), " is outside the ", shard.heads, " heads"));
