@@ -70,7 +70,7 @@ class Run:
         LOGS.mkdir(parents=True, exist_ok=True)
         self.log = LOGS / f"{name}.log"
         self.log.write_bytes(b"")
-        self._junit = LOGS / f"{name}.xml"
+        self.junit = LOGS / f"{name}.xml"
 
     def command(self, *words: str, environment: dict[str, str] | None = None, expect_success: bool = True) -> int:
         """Run one command; its exit status. Past the suite's hard stop its whole process group is ended."""
@@ -101,9 +101,9 @@ class Run:
 
     def counted(self, *words: str, environment: dict[str, str] | None = None) -> None:
         """Run ctest or pytest, add up its JUnit file. No test at all is a failure: it would pass with all removed."""
-        self._junit.unlink(missing_ok=True)
+        self.junit.unlink(missing_ok=True)
         status = self.command(*words, environment=environment, expect_success=False)
-        counts = read_junit(self._junit) if self._junit.exists() else Counts()
+        counts = read_junit(self.junit) if self.junit.exists() else Counts()
         self.counts.add(counts)
         if counts.passed + counts.failed == 0:
             raise SuiteFailed(f"no test was run by: {' '.join(words)}")
@@ -116,13 +116,13 @@ class Run:
         self.counts.passed += 1
 
     def pytest(self, *words: str) -> None:
-        self.counted(PYTHON, "-m", "pytest", *words, "-q", f"--junitxml={self._junit}")
+        self.counted(PYTHON, "-m", "pytest", *words, "-q", f"--junitxml={self.junit}")
 
     def ctest(self, preset: str, label: str | None, prefix: Sequence[str] = (), jobs: int | None = None) -> None:
         words = [*prefix, "ctest", "--preset", preset, "-j", str(jobs or os.cpu_count() or 1)]
         if label:
             words += ["-L", f"^{label}$"]
-        self.counted(*words, "--output-junit", str(self._junit), environment=SANITIZER_ENVIRONMENT)
+        self.counted(*words, "--output-junit", str(self.junit), environment=SANITIZER_ENVIRONMENT)
 
 
 SANITIZER_ENVIRONMENT = {
@@ -185,6 +185,15 @@ def isolated_install(run: Run) -> None:
     run.check(str(folder / "bin" / "paramwire"), "--version")
 
 
+def fuzz(seconds: int) -> Callable[[Run], None]:
+    def run_fuzz(run: Run) -> None:
+        prefix = without_address_randomisation()
+        run.command(*setup("build:fuzz"))
+        run.counted(*prefix, PYTHON, "tools/run_fuzz.py", f"--seconds={seconds}", f"--junit={run.junit}")
+
+    return run_fuzz
+
+
 @dataclasses.dataclass(frozen=True)
 class Suite:
     name: str
@@ -198,7 +207,7 @@ class Suite:
     @property
     def stop_after_s(self) -> float:
         """For hangs only. A cold compiler cache makes a build some ten times slower than its budget."""
-        return 60 * max(10.0, 10 * self.minutes if self.name in ("build", "asan", "tsan") else 4 * self.minutes)
+        return 60 * max(10.0, 10 * self.minutes if self.name in ("build", "asan", "tsan", "fuzz") else 4 * self.minutes)
 
 
 SUITES = (
@@ -211,12 +220,14 @@ SUITES = (
     Suite("install", 1, lambda run: run.ctest("dev", "install"), "an example outside the tree", ("build",)),
     Suite("package", 2, lambda run: run.check(*setup("install")), "paramwire built by pip into .venv"),
     Suite("python", 3, lambda run: run.pytest("tests/python"), "Python tests", ("package",)),
+    Suite("fuzz", 2, fuzz(2), "what a fuzzer makes, for every decoder and machine", exists="tests/fuzz"),
     Suite("wheel", 1, wheel, "the self-contained wheel in a clean virtual environment", ("package",)),
     # Two more builds of the whole tree, 8 minutes each on two cores with a cold compiler cache: not for every change.
     Suite("asan", 2, sanitized("asan", "sanitize"), "tests labelled sanitize, addresses and undefined", soak=True),
     Suite("tsan", 2, sanitized("tsan", "sanitize"), "tests labelled sanitize, data races", soak=True),
     Suite("asan-all", 20, sanitized("asan", None), "every C++ test, address and undefined behaviour", soak=True),
     Suite("tsan-all", 20, sanitized("tsan", None), "every C++ test, data races", soak=True),
+    Suite("fuzz-soak", 25, fuzz(120), "the same, two minutes each", exists="tests/fuzz", soak=True),
     Suite("faults-soak", 12, long_faults, "fault tests at full size and length", ("package",), soak=True),
     Suite("isolated", 5, isolated_install, "pip install . in a clean virtual environment", soak=True),
 )

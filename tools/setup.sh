@@ -47,6 +47,7 @@ on_debian() { [ -f /etc/debian_version ] && command -v apt-get >/dev/null && com
 probe() {
   case "$1" in
     python:*) "$(find_python)" -c "import ${1#python:}" 2>/dev/null ;;
+    runtime:*) compgen -G "$(clang -print-runtime-dir 2>/dev/null)/${1#runtime:}*" >/dev/null ;;
     *.h) printf '#include <%s>\n' "$1" | c++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null ;;
     *) command -v "$1" >/dev/null ;;
   esac

@@ -84,7 +84,7 @@ def test_a_runner_that_ran_no_test_fails_the_suite(runner):
 
 def test_a_runner_that_dies_after_its_tests_passed_fails_the_suite(runner):
     script = """printf '<testsuite><testcase name="a"/></testsuite>' > "$0"; kill -9 $$"""
-    outcome = outcome_of(runner, lambda run: run.counted("sh", "-c", script, str(run._junit)))
+    outcome = outcome_of(runner, lambda run: run.counted("sh", "-c", script, str(run.junit)))
     assert "status -9" in outcome.failure
     assert (outcome.counts.passed, outcome.counts.failed) == (1, 1)
 

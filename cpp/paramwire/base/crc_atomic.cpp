@@ -24,7 +24,10 @@ static_assert(kExtentBytes % kStep == 0, "a step must not lie in two extents");
 using Word [[gnu::may_alias]] = std::uint64_t;
 constexpr std::size_t kWord = sizeof(Word);
 
-void store_byte(std::byte* target, std::byte value) noexcept { __atomic_store_n(target, value, __ATOMIC_RELAXED); }
+// clang's atomics take integers, std::byte is an enumeration.
+void store_byte(std::byte* target, std::byte value) noexcept {
+  __atomic_store_n(reinterpret_cast<unsigned char*>(target), static_cast<unsigned char>(value), __ATOMIC_RELAXED);
+}
 
 void store_word(std::byte* target, std::uint64_t word) noexcept {
   if (reinterpret_cast<std::uintptr_t>(target) % kWord == 0) {
@@ -40,7 +43,7 @@ void store_word(std::byte* target, std::uint64_t word) noexcept {
 void copy_atomic(std::byte* target, const std::byte* source, std::size_t size) noexcept {
   std::size_t at = 0;
   const auto byte = [&] {
-    store_byte(target + at, __atomic_load_n(source + at, __ATOMIC_RELAXED));
+    store_byte(target + at, static_cast<std::byte>(__atomic_load_n(reinterpret_cast<const unsigned char*>(source + at), __ATOMIC_RELAXED)));
     ++at;
   };
   const std::size_t ahead = std::min<std::size_t>(size, -reinterpret_cast<std::uintptr_t>(source) % kWord);

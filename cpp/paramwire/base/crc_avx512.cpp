@@ -16,7 +16,9 @@ const paramwire::crc::Body* paramwire::crc::vpclmulqdq_body() noexcept { return 
 
 // GCC 12 warns about its own "undefined" operands in the intrinsics' headers (gcc.gnu.org/PR105593).
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #define PARAMWIRE_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,vpclmulqdq,pclmul,sse4.2"

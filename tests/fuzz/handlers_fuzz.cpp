@@ -1,0 +1,106 @@
+// A server's handlers with a client that sends anything after HELLO: every answer is a whole frame, and what was published stays.
+#include "fuzz.hpp"
+
+#include "paramwire/server/handlers.hpp"
+#include "paramwire/store/memory_tier.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+namespace paramwire::fuzz {
+namespace {
+
+struct World {
+  std::unique_ptr<Tier> tier;
+  std::unique_ptr<Coordinator> coordinator;
+  std::unique_ptr<BlockStore> store;
+  std::unique_ptr<Handlers> handlers;
+  std::uint64_t random = 0;
+  Micros now = 1;
+};
+
+World make() {
+  World world;
+  TierOptions tier;
+  tier.arena_bytes = std::uint64_t{8} << 20;
+  tier.limit_bytes = std::uint64_t{1} << 20;
+  world.tier = *MemoryTier::open(MemoryTier::Backing::kPrivate, tier);
+  world.coordinator = *open_coordinator("memory");
+  BlockStoreOptions options;
+  options.incarnation = {5, 6};
+  options.epoch = world.coordinator->epoch();
+  world.store = std::make_unique<BlockStore>(*world.tier, nullptr, options);
+  return world;
+}
+
+// Feeds bytes as an edge does. False: the connection must close.
+bool feed(World& world, Session& session, FrameParser& parser, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto space = parser.receive_space();
+    const std::size_t n = std::min(space.size(), bytes.size());
+    std::memcpy(space.data(), bytes.data(), n);
+    parser.received(n);
+    bytes = bytes.subspan(n);
+    for (;;) {
+      const auto event = parser.next();
+      if (!event.ok()) return false;
+      if (*event == FrameParser::Event::kNeedBytes) break;
+      if (*event == FrameParser::Event::kHead) {
+        FrameParser::BodyTarget target;
+        if (!world.handlers->on_head(session, parser.header(), parser.meta(), target, ++world.now).ok()) return false;
+        if (parser.header().body_size > 0) parser.set_body(target);
+      }
+      if (*event == FrameParser::Event::kBody) world.handlers->on_body(session, parser.body_part());
+      if (*event == FrameParser::Event::kEnd && !world.handlers->on_end(session, parser.header(), ++world.now).ok()) return false;
+      while (!session.outgoing.empty()) {
+        const Outgoing& front = session.outgoing.front();
+        FrameHeader header{};
+        require(front.head.size() >= sizeof header, "an answer has a header");
+        std::memcpy(&header, front.head.data(), sizeof header);
+        require(verify(header) == nullptr, "an answer's header is right");
+        require(header.meta_size == front.head.size() - sizeof header && header.body_size == front.body.size(), "an answer is whole");
+        world.handlers->sent(front, world.now);
+        session.outgoing.pop_front();
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+void run(std::span<const std::byte> input) {
+  World world = make();
+  HandlerOptions options;
+  options.random = [&world] { return Result<std::uint64_t>(++world.random); };
+  options.put_bytes_max = 1 << 16;
+  world.handlers = std::make_unique<Handlers>(*world.store, *world.tier, *world.coordinator, nullptr, options);
+  Session session(1, false);
+  FrameParser parser;
+  HelloMessage hello;
+  hello.client = {1, 2};
+  require(feed(world, session, parser, hello.encode(1)), "HELLO is taken");
+  // The fuzzer can't make CRCs: the input is a list of {type, meta size u16, body size u16, meta, body}, framed here.
+  while (input.size() >= 5) {
+    const auto type = static_cast<FrameType>(input[0]);
+    std::uint16_t meta_size = 0, body_size = 0;
+    std::memcpy(&meta_size, input.data() + 1, 2);
+    std::memcpy(&body_size, input.data() + 3, 2);
+    input = input.subspan(5);
+    const auto meta = input.first(std::min<std::size_t>(meta_size, input.size()));
+    input = input.subspan(meta.size());
+    const auto body = input.first(std::min<std::size_t>(body_size, input.size()));
+    input = input.subspan(body.size());
+    Bytes frame;
+    append_frame(frame, type, 2, meta, body.size());
+    frame.insert(frame.end(), body.begin(), body.end());
+    if (!feed(world, session, parser, frame)) break;
+  }
+  world.handlers->on_closed(session, ++world.now);
+  world.handlers->tick(world.now += 1000 * kMicrosPerSecond);
+  const StoreStats stats = world.store->stats();
+  require(stats.publishes_open == 0, "a publish that nobody goes on with ends");
+}
+
+}  // namespace paramwire::fuzz
