@@ -299,14 +299,15 @@ config = pw.LlamaConfig(layers=6, width=512, ffn_width=1024, vocabulary=2000, he
 graph = pw.Graph.llama(config)
 with pw.connect(sys.argv[1], transport="shm", drop_view_pages=True) as client, client.snapshot() as snapshot:
     # Both are new to this process, so the first views, which read every byte, are part of what is measured.
-    with PeakMemory() as memory, pw.Engine(snapshot, graph, budget=int(sys.argv[2]), source=sys.argv[3], context=16) as engine:
+    options = {"budget": int(sys.argv[2]), "source": sys.argv[3], "context": 16}
+    with PeakMemory() as memory, pw.Engine(snapshot, graph, **options) as engine:
         streamed = [engine.step([token]).argmax().item() for token in range(8)]
         stats = engine.stats()
         peak = memory.peak()
     with pw.Engine(snapshot, graph, context=16) as engine:
         whole = [engine.step([token]).argmax().item() for token in range(8)]
-print(json.dumps({"shared": peak.shared, "source": stats["source"], "bytes": stats["bytes_fetched"], "walk": stats["walk_bytes"],
-                  "streamed": streamed, "whole": whole}))
+facts = {"source": stats["source"], "bytes": stats["bytes_fetched"], "walk": stats["walk_bytes"]}
+print(json.dumps(facts | {"shared": peak.shared, "streamed": streamed, "whole": whole}))
 """
 
 
