@@ -46,7 +46,8 @@ class BlockInfo(NamedTuple):
     nbytes: int
 
 
-class Durations(NamedTuple):
+@dataclass(frozen=True)
+class Durations:
     """How long one kind of call took: a histogram, in seconds."""
 
     count: int

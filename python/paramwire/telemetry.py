@@ -21,8 +21,8 @@ _GAUGES = frozenset(
         "pin_tables",
     }
 )  # fmt: skip
-# Upper ends of the buckets shown, in seconds: 1 us to 34 s by powers of two, whatever the histogram holds, because every
-# scrape must name the same ones.
+# Upper ends of the buckets shown, in seconds: 1 us to 34 s by powers of two, whatever the histogram holds, because
+# every scrape must name the same ones.
 _BOUNDS = tuple(2.0**k * 1e-6 for k in range(26))
 
 
