@@ -1,5 +1,6 @@
 #include "calls.hpp"
 #include "client.hpp"
+#include "metrics.hpp"
 #include "module.hpp"
 
 #include <utility>
@@ -103,6 +104,8 @@ py::dict PyClient::stats() const {
   return out;
 }
 
+py::dict PyClient::durations() const { return durations_dict(core_->client->durations()); }
+
 py::dict PyClient::server_stats(py::handle timeout) {
   const CallOptions options{micros(timeout, "timeout")};
   py::dict out;
@@ -121,17 +124,19 @@ void PyClient::close() {
 void bind_client(py::module_& module) {
   const auto none = py::none();
   py::class_<PyClient>(module, "Client", py::is_final())
-      .def(py::init([](const std::string& address, const std::string& transport, double timeout, double lease_ttl, bool verify, bool drop_view_pages) {
+      .def(py::init([](const std::string& address, const std::string& transport, double timeout, double lease_ttl, bool verify, bool drop_view_pages,
+                       std::shared_ptr<Trace> trace) {
              ClientOptions options;
              options.transport = transport;
              options.timeout = micros_required(timeout, "timeout");
              options.lease_ttl = micros_required(lease_ttl, "lease_ttl");
              options.verify = verify;
              options.drop_view_pages = drop_view_pages;
+             options.trace = std::move(trace);
              return std::make_unique<PyClient>(address, options);
            }),
            py::arg("address"), py::kw_only(), py::arg("transport") = "auto", py::arg("timeout") = 30.0, py::arg("lease_ttl") = 10.0, py::arg("verify") = true,
-           py::arg("drop_view_pages") = false)
+           py::arg("drop_view_pages") = false, py::arg("trace") = none)
       .def_property_readonly("address", &PyClient::address)
       .def_property_readonly("transport", &PyClient::transport)
       .def_property_readonly("rejected", &PyClient::rejected)
@@ -155,6 +160,7 @@ void bind_client(py::module_& module) {
       .def("publish", [](py::object self, py::handle base, py::handle timeout) { return self.cast<PyClient&>().publish(base, timeout, self); },
            py::arg("base") = py::ellipsis(), py::kw_only(), py::arg("timeout") = none)
       .def("stats", &PyClient::stats)
+      .def("durations", &PyClient::durations)
       .def("server_stats", &PyClient::server_stats, py::kw_only(), py::arg("timeout") = none)
       .def("close", &PyClient::close)
       .def("__enter__", [](py::object self) { return self; })

@@ -1,5 +1,6 @@
 #include "calls.hpp"
 #include "convert.hpp"
+#include "metrics.hpp"
 #include "module.hpp"
 #include "publish.hpp"
 
@@ -102,6 +103,7 @@ class PyServer {
     out["tier_note"] = stats.tier_note;
     return out;
   }
+  py::dict durations() const { return durations_dict(take(server_->durations())); }
   void close(double drain) {
     const Micros span = micros_required(drain, "drain");
     interruptible([server = server_, closing = closing_, span] {
@@ -127,7 +129,7 @@ TierOptions::HugePages huge_pages_from(const std::string& word) {
 std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, const std::string& unix_directory, const std::optional<std::string>& state,
                                       std::optional<std::uint64_t> memory_limit, std::optional<std::uint64_t> arena_bytes, const std::string& huge_pages,
                                       const std::string& tier, double lease_ttl_max, double lease_age_max, std::uint32_t retained,
-                                      std::optional<std::uint64_t> quarantine_limit) {
+                                      std::optional<std::uint64_t> quarantine_limit, std::shared_ptr<Trace> trace) {
   ServerOptions options;
   options.listen = listen;
   options.unix_directory = unix_directory;
@@ -141,6 +143,7 @@ std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, co
   if (retained == 0) raise_invalid("retained is 0: at least the newest version must stay readable");
   options.store.retained_versions = retained;
   if (quarantine_limit) options.store.quarantine_bytes_max = *quarantine_limit;
+  options.trace = std::move(trace);
   return std::make_unique<PyServer>(options);
 }
 
@@ -172,7 +175,7 @@ void bind_server(py::module_& module) {
   py::class_<PyServer>(module, "Server")
       .def(py::init(&open_server), py::arg("listen"), py::kw_only(), py::arg("unix_directory"), py::arg("state") = py::none(),
            py::arg("memory_limit") = py::none(), py::arg("arena_bytes") = py::none(), py::arg("huge_pages") = "no", py::arg("tier") = "memory",
-           py::arg("lease_ttl_max") = 60.0, py::arg("lease_age_max") = 600.0, py::arg("retained") = 3, py::arg("quarantine_limit") = py::none())
+           py::arg("lease_ttl_max") = 60.0, py::arg("lease_age_max") = 600.0, py::arg("retained") = 3, py::arg("quarantine_limit") = py::none(), py::arg("trace") = py::none())
       .def_property_readonly("address", &PyServer::address)
       .def_property_readonly("endpoints", &PyServer::endpoints)
       .def_property_readonly("epoch", &PyServer::epoch)
@@ -180,6 +183,7 @@ void bind_server(py::module_& module) {
       .def_property_readonly("newest", &PyServer::newest)
       .def("publish", [](py::object self, py::handle base) { return self.cast<PyServer&>().publish(base, self); }, py::arg("base") = py::ellipsis())
       .def("stats", &PyServer::stats)
+      .def("durations", &PyServer::durations)
       .def("close", &PyServer::close, py::arg("drain") = 5.0)
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](PyServer& self, const py::object& type, const py::object&, const py::object&) { self.close(type.is_none() ? 5.0 : 0.0); },

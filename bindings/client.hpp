@@ -161,6 +161,7 @@ class PyClient {
   py::object fetch_many(py::handle names, py::handle timeout, py::handle allow_missing, py::object self);
   std::unique_ptr<PyPublish> publish(py::handle base, py::handle timeout, py::object self);
   py::dict stats() const;
+  py::dict durations() const;
   py::dict server_stats(py::handle timeout);
   void close();
 

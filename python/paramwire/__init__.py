@@ -44,7 +44,8 @@ from paramwire._core import (
     crc64,
 )
 from paramwire._core import Server as _Server
-from paramwire._types import BlockInfo, LlamaConfig, TensorInfo, Version
+from paramwire._types import BlockInfo, Durations, LlamaConfig, TensorInfo, Version
+from paramwire.telemetry import Trace, prometheus_text
 
 __all__ = [
     "BackpressureError",
@@ -52,6 +53,7 @@ __all__ = [
     "Client",
     "CorruptError",
     "DeadlineError",
+    "Durations",
     "Engine",
     "Error",
     "Graph",
@@ -65,6 +67,7 @@ __all__ = [
     "StaleError",
     "TensorInfo",
     "Ticket",
+    "Trace",
     "UnavailableError",
     "UnreachableError",
     "Version",
@@ -74,6 +77,7 @@ __all__ = [
     "connect",
     "crc32c",
     "crc64",
+    "prometheus_text",
 ]
 
 
@@ -112,6 +116,7 @@ class Server(_Server):
         lease_age_max: float = 600.0,
         retained: int = 3,
         quarantine_limit: int | None = None,
+        trace: Trace | None = None,
     ) -> None:
         """Listen and serve, in a thread of its own, until `close()`.
 
@@ -128,6 +133,7 @@ class Server(_Server):
         lease_age_max:     age from which a publish that needs room may revoke a lease, seconds
         retained:          versions that can be read without a lease
         quarantine_limit:  bytes of superseded blocks that views may hold before publishes are refused, default 1 GiB
+        trace:             records this server's spans; by default nothing is recorded
         errors:            InvalidError for options that can't be meant; UnavailableError with the system's reason
         """
         if listen is None:
@@ -147,6 +153,7 @@ class Server(_Server):
             lease_age_max=lease_age_max,
             retained=retained,
             quarantine_limit=quarantine_limit,
+            trace=trace,
         )
 
 
@@ -158,6 +165,7 @@ def connect(
     lease_ttl: float = 10.0,
     verify: bool = True,
     drop_view_pages: bool = False,
+    trace: Trace | None = None,
 ) -> Client:
     """Connect to the server at `address`.
 
@@ -168,6 +176,7 @@ def connect(
     lease_ttl:        of leased snapshots, renewed by a thread at a third of it, seconds
     verify:           False only to measure a transport bare: then no bytes are checked
     drop_view_pages:  pages of a released view leave this process's memory at once, for readers under a memory budget
+    trace:            records the spans of this client and of engines over its snapshots; by default nothing is
     errors:           InvalidError for a bad address or option; UnreachableError, DeadlineError; UnavailableError when
                       the pinned transport can't be had, with every candidate's reason
     """
@@ -178,4 +187,5 @@ def connect(
         lease_ttl=lease_ttl,
         verify=verify,
         drop_view_pages=drop_view_pages,
+        trace=trace,
     )

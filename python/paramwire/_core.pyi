@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Buffer  # numpy's arrays are one from Python 3.12 on
 
-from paramwire._types import BlockInfo, LlamaConfig, TensorInfo, Version
+from paramwire._types import BlockInfo, Durations, LlamaConfig, TensorInfo, Version
 
 __version__: str
 
@@ -60,6 +60,24 @@ def crc32c(data: Buffer | NDArray[Any], /, *, before: int = 0) -> int:
 def crc_implementation() -> str:
     """Which CRC bodies run on this machine, for example "isa-l"."""
 
+# ---------------------------------------------------------------- traces
+
+class Trace:
+    """Spans of the clients and servers that it was given to. Any thread. paramwire.Trace adds files."""
+
+    def __init__(self, events: int) -> None:
+        """Room for `events` spans of 40 bytes each, taken at once; more are counted and dropped.
+
+        errors: InvalidError for 0 or more than 2**27; BackpressureError when there is no memory
+        """
+
+    @property
+    def recorded(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
+    def json(self) -> str:
+        """The spans so far, in the Trace Event Format that Perfetto reads; spans go on meanwhile."""
+
 # ---------------------------------------------------------------- what is there
 
 class Availability(TypedDict):
@@ -91,6 +109,7 @@ class Server:
         lease_age_max: float = 600.0,
         retained: int = 3,
         quarantine_limit: int | None = None,
+        trace: Trace | None = None,
     ) -> None: ...
     @property
     def address(self) -> str:
@@ -123,6 +142,10 @@ class Server:
 
     def stats(self) -> dict[str, int | str]:
         """Counters since the start, and sizes now. "copies" counts arrays that were copied because of their layout."""
+
+    def durations(self) -> dict[str, Durations]:
+        """How long things took: "request" (handling a frame, with the store locked), "turn" (of the event loop: what
+        others wait), "finish" (a publish becoming visible, with the store locked)."""
 
     def close(self, drain: float = 5.0) -> None:
         """Take no new work, send what is queued for up to `drain` seconds, then end. Again is fine."""
@@ -234,6 +257,7 @@ class Client:
         lease_ttl: float = 10.0,
         verify: bool = True,
         drop_view_pages: bool = False,
+        trace: Trace | None = None,
     ) -> None: ...
     @property
     def address(self) -> str: ...
@@ -300,6 +324,10 @@ class Client:
 
     def stats(self) -> dict[str, Any]:
         """Transport, newest version and counters of this client; link counters of threads at work lag behind."""
+
+    def durations(self) -> dict[str, Durations]:
+        """How long calls took, failed ones included: "fetch", "view", "snapshot", "control" (a question to the server
+        and its answer)."""
 
     def server_stats(self, *, timeout: float | None = None) -> dict[str, int]:
         """Counters of the server."""

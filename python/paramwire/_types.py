@@ -46,6 +46,26 @@ class BlockInfo(NamedTuple):
     nbytes: int
 
 
+@dataclass(frozen=True)
+class Durations:
+    """How long one kind of call took: a histogram, in seconds."""
+
+    count: int
+    sum: float
+    buckets: tuple[tuple[float, int], ...]
+    """Upper end and number of the durations in it, ascending; empty ones are left out. An end is at most a quarter
+    above the least duration of its bucket."""
+
+    def quantile(self, part: float) -> float:
+        """The upper end of the bucket that holds the duration of rank `part`, 0 to 1; 0.0 without any."""
+        rank, seen = part * self.count, 0
+        for upper, number in self.buckets:
+            seen += number
+            if seen >= rank:
+                return upper
+        return 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
     """Sizes of a Llama-shaped decoder, in elements; the comment names the key of a Hugging Face config.json."""

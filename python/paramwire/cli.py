@@ -50,6 +50,9 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit", type=byte_size, metavar="SIZE", help="most bytes that the server may hold")
     parser.add_argument("--huge-pages", nargs="?", choices=("no", "try", "require"), const="try", default="no",
                         help="huge pages under the blocks (alone: try)")  # fmt: skip
+    parser.add_argument("--metrics", metavar="[HOST:]PORT",
+                        help="answer GET /metrics for Prometheus here (default HOST 127.0.0.1)")  # fmt: skip
+    parser.add_argument("--trace", metavar="FILE", help="write what the server did, for Perfetto, when it stops")
     parser.add_argument("--state", metavar="FILE", help="keeps the epoch over restarts, so that clients notice them")
     parser.add_argument(
         "--ready-fd", type=int, metavar="N", help="write one JSON line here when serving, then close it"
@@ -101,6 +104,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
     )
+    parser.add_argument("--trace", metavar="FILE", help="write what fetches and computation did, for Perfetto")
     parser.add_argument("--layers", type=int, default=None, metavar="N", help=argparse.SUPPRESS)
     parser.add_argument("--ignore-end", action="store_true", help="go on after the model's end-of-text token")
     parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="deadline of each call (default 30)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -86,10 +87,15 @@ def verified(client: paramwire.Client) -> int:
 
 
 def generate(options: argparse.Namespace) -> int:
+    trace = paramwire.Trace(options.trace) if options.trace is not None else None
     client = paramwire.connect(
-        options.address, transport=options.transport, timeout=options.timeout, drop_view_pages=options.budget != 0
+        options.address,
+        transport=options.transport,
+        timeout=options.timeout,
+        drop_view_pages=options.budget != 0,
+        trace=trace,
     )
-    with client, client.snapshot() as snapshot:
+    with trace or contextlib.nullcontext(), client, client.snapshot() as snapshot:
         model = read_served_model(snapshot)
         ids = model.encode(options.prompt, chat=not options.raw)
         if not ids:

@@ -18,6 +18,7 @@ from typing import Any
 import paramwire
 from paramwire.cli_common import CliError, bytes_progress, console, facts, in_bytes, json_line
 from paramwire.cli_model import open_model, publish_model
+from paramwire.metrics_server import MetricsServer
 
 # How long readers get to take what is queued for them when the server stops, in seconds.
 DRAIN_SECONDS = 5.0
@@ -60,6 +61,8 @@ def serve(options: argparse.Namespace) -> int:
         except OSError as error:
             raise CliError(f"--ready-fd {options.ready_fd}: {error.strerror}") from error
     server: paramwire.Server | None = None
+    trace = paramwire.Trace() if options.trace is not None else None
+    metrics: MetricsServer | None = None
     with contextlib.suppress(Stop), stop_signals() as wake:
         try:
             with open_model([Path(name) for name in options.models]) as model:
@@ -68,21 +71,45 @@ def serve(options: argparse.Namespace) -> int:
                     state=options.state,
                     memory_limit=options.memory_limit,
                     huge_pages=options.huge_pages,
+                    trace=trace,
                 )
+                metrics = open_metrics(server, options.metrics)
                 begin = time.perf_counter()
                 with bytes_progress(not options.quiet) as progress, server.publish() as publish:
                     nbytes = publish_model(publish, model, options.dtype, options.block_bytes, progress)
                     version = publish.finish()
-            say(options, server, version, nbytes, time.perf_counter() - begin)
+            say(options, server, metrics, version, nbytes, time.perf_counter() - begin)
             wait_for_end(wake, options.stop_on_eof)
         finally:
             if server is not None:
                 server.close(DRAIN_SECONDS)
+            if metrics is not None:
+                metrics.close()
+            if trace is not None:
+                trace.write(options.trace)
     return 0
 
 
+def open_metrics(server: paramwire.Server, where: str | None) -> MetricsServer | None:
+    """The endpoint of --metrics, if there is to be one."""
+    if where is None:
+        return None
+    host, _, port = where.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise CliError(f"--metrics {where}: [HOST:]PORT is needed, for example 127.0.0.1:9464")
+    try:
+        return MetricsServer(server, host.strip("[]") or "127.0.0.1", int(port))
+    except OSError as error:
+        raise CliError(f"--metrics {where}: {error.strerror or error}") from error
+
+
 def say(
-    options: argparse.Namespace, server: paramwire.Server, version: paramwire.Version, nbytes: int, spent: float
+    options: argparse.Namespace,
+    server: paramwire.Server,
+    metrics: MetricsServer | None,
+    version: paramwire.Version,
+    nbytes: int,
+    spent: float,
 ) -> None:
     """Tells people and parent processes where the model is."""
     ready: dict[str, Any] = {
@@ -92,11 +119,14 @@ def say(
         "bytes": nbytes,
         "pid": os.getpid(),
     }
+    if metrics is not None:
+        ready["metrics"] = metrics.url
     if options.json:
         json_line(ready)
     elif not options.quiet:
         pairs = [("version", str(version)), ("bytes", f"{in_bytes(nbytes)}, published in {spent:.1f} s")]
         pairs += [("address", endpoint) for endpoint in server.endpoints]
+        pairs += [("metrics", metrics.url)] if metrics is not None else []
         names = ", ".join(Path(name).name for name in options.models)
         console().print(facts(f"serving {names}", pairs))
         console().print("Ctrl-C or SIGTERM stops it.")

@@ -1,3 +1,5 @@
+#include "paramwire/base/metrics.hpp"
+#include "paramwire/base/trace.hpp"
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/env.hpp"
@@ -5,6 +7,12 @@
 #include "paramwire/base/types.hpp"
 
 #include <gtest/gtest.h>
+
+#include <string>
+
+#include <pthread.h>
+
+#include <thread>
 
 #include <vector>
 
@@ -97,6 +105,109 @@ TEST(Env, RandomIsReproducibleFromItsSeed) {
   EXPECT_EQ(first, b.next());
   EXPECT_NE(first, c.next());
   for (int i = 0; i < 1000; ++i) EXPECT_LT(a.below(3), 3U);
+}
+
+// ---------------------------------------------------------------- metrics and traces
+
+TEST(Histogram, ABucketsEndIsAtMostAQuarterAboveItsValues) {
+  for (std::uint64_t value = 0; value < (std::uint64_t{1} << 39); value = value < 64 ? value + 1 : value + value / 7) {
+    Histogram histogram;
+    histogram.record(value);
+    const HistogramSnapshot seen = histogram.snapshot();
+    ASSERT_EQ(seen.count, 1U);
+    ASSERT_EQ(seen.sum, value);
+    ASSERT_EQ(seen.buckets.size(), 1U);
+    const std::uint64_t upper = seen.buckets[0].upper;
+    ASSERT_GE(upper, value);
+    ASSERT_LE(upper, value + value / 4);
+    // The end belongs to the bucket, and the next value does not.
+    histogram.record(upper);
+    ASSERT_EQ(histogram.snapshot().buckets.size(), 1U) << value;
+    histogram.record(upper + 1);
+    ASSERT_EQ(histogram.snapshot().buckets.size(), 2U) << value;
+  }
+}
+
+TEST(Histogram, ValuesBeyondTheLastBucketAreCountedInIt) {
+  Histogram histogram;
+  histogram.record(std::uint64_t{1} << 40);
+  histogram.record(~std::uint64_t{0});
+  const HistogramSnapshot seen = histogram.snapshot();
+  ASSERT_EQ(seen.buckets.size(), 1U);
+  EXPECT_EQ(seen.buckets[0].count, 2U);
+}
+
+TEST(Histogram, QuantilesFollowTheRanks) {
+  Histogram histogram;
+  EXPECT_EQ(histogram.snapshot().quantile(0.5), 0U);
+  for (int i = 0; i < 90; ++i) histogram.record(1);
+  for (int i = 0; i < 10; ++i) histogram.record(3);
+  const HistogramSnapshot seen = histogram.snapshot();
+  EXPECT_EQ(seen.quantile(0.5), 1U);
+  EXPECT_EQ(seen.quantile(0.9), 1U);
+  EXPECT_EQ(seen.quantile(0.91), 3U);
+  EXPECT_EQ(seen.quantile(1.0), 3U);
+}
+
+TEST(Histogram, ManyThreadsLoseNothing) {
+  Histogram histogram;
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 4; ++t) threads.emplace_back([&, t] { for (int i = 0; i < 10'000; ++i) histogram.record(t); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(histogram.snapshot().count, 40'000U);
+  EXPECT_EQ(histogram.snapshot().sum, 60'000U);
+}
+
+TEST(Trace, SpansCarryNameTimesBytesAndThread) {
+  const auto trace = Trace::create(16);
+  ASSERT_TRUE(trace.ok());
+  (*trace)->add("read", 1'234'567, 2'234'570, 99);
+  { const TraceSpan span(trace->get(), "step"); }
+  const std::string json = (*trace)->json();
+  EXPECT_NE(json.find("\"name\": \"read\", \"cat\": \"paramwire\", \"ph\": \"X\", \"ts\": 1234.567, \"dur\": 1000.003"), std::string::npos) << json;
+  EXPECT_NE(json.find("\"bytes\": 99"), std::string::npos);
+  EXPECT_NE(json.find("\"name\": \"step\""), std::string::npos);
+  EXPECT_NE(json.find("\"thread_name\""), std::string::npos);
+}
+
+TEST(Trace, WhatDoesNotFitIsCountedAndNotWritten) {
+  const auto trace = Trace::create(2);
+  ASSERT_TRUE(trace.ok());
+  for (int i = 0; i < 5; ++i) (*trace)->add("read", i, i + 1, 0);
+  EXPECT_EQ((*trace)->recorded(), 2U);
+  EXPECT_EQ((*trace)->dropped(), 3U);
+  EXPECT_NE((*trace)->json().find("\"dropped\": 3"), std::string::npos);
+  EXPECT_EQ(Trace::create(0).error().code(), Code::kInvalid);
+}
+
+TEST(Trace, ANameOfAThreadIsKnownInEveryTraceThatItWritesTo) {
+  for (int round = 0; round < 3; ++round) {
+    const auto trace = Trace::create(4);
+    ASSERT_TRUE(trace.ok());
+    std::thread([&] {
+      pthread_setname_np(pthread_self(), "pw-\"odd\"");
+      (*trace)->add("read", 0, 1, 0);
+    }).join();
+    (*trace)->add("read", 0, 1, 0);
+    const std::string json = (*trace)->json();
+    EXPECT_NE(json.find("pw-\\\"odd\\\""), std::string::npos) << json;
+    EXPECT_NE(json.find("base_test"), std::string::npos) << json;
+  }
+}
+
+TEST(Trace, ReadingWhileThreadsWriteShowsWholeSpansOnly) {
+  const auto trace = Trace::create(20'000);
+  ASSERT_TRUE(trace.ok());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) threads.emplace_back([&] { for (int i = 0; i < 5'000; ++i) (*trace)->add("read", 7'000, 8'000, 5); });
+  for (int i = 0; i < 20; ++i) {
+    const std::string json = (*trace)->json();
+    for (std::size_t at = json.find("\"ph\": \"X\""); at != std::string::npos; at = json.find("\"ph\": \"X\"", at + 1)) {
+      ASSERT_EQ(json.substr(at, 39), "\"ph\": \"X\", \"ts\": 7.000, \"dur\": 1.000");
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ((*trace)->recorded(), 10'000U);
 }
 
 }  // namespace

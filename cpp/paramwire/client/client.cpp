@@ -239,6 +239,7 @@ Result<std::vector<std::pair<std::string, std::uint64_t>>> Client::server_stats(
 }
 
 ClientStats Client::stats() const { return impl_->stats(); }
+NamedHistograms Client::durations() const { return impl_->durations(); }
 const ClientOptions& Client::options() const noexcept { return impl_->options(); }
 std::string Client::address() const { return impl_->endpoint().to_string(); }
 Incarnation Client::incarnation() const { return impl_->incarnation(); }

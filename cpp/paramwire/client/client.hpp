@@ -12,6 +12,8 @@
 
 #include "paramwire/base/env.hpp"
 #include "paramwire/base/error.hpp"
+#include "paramwire/base/metrics.hpp"
+#include "paramwire/base/trace.hpp"
 #include "paramwire/base/types.hpp"
 #include "paramwire/net/transport.hpp"
 #include "paramwire/wire/manifest.hpp"
@@ -32,6 +34,7 @@ struct ClientOptions {
   Micros lease_ttl = 10 * kMicrosPerSecond;  // of leased snapshots; renewed at a third of it by a thread of the client
   bool verify = true;                        // false only to measure a transport bare: then nothing is checked (OmittedReadChecks::crc)
   bool drop_view_pages = false;              // a released view gives its shared pages back: for readers under a memory budget
+  std::shared_ptr<Trace> trace;              // spans of this client and of engines over its snapshots; none: nothing is recorded
 };
 
 struct CallOptions {
@@ -182,6 +185,9 @@ class Client {
   Result<std::vector<std::pair<std::string, std::uint64_t>>> server_stats(CallOptions options = {});
 
   ClientStats stats() const;
+  // How long calls took, in ns, failed ones included: "fetch" (of a snapshot, of the newest, and of tickets), "view", "snapshot",
+  // "control" (a question to the server and its answer).
+  NamedHistograms durations() const;
   const ClientOptions& options() const noexcept;
   std::string address() const;
   Incarnation incarnation() const;

@@ -42,10 +42,16 @@ int weight(Code code) {
   }
 }
 
+std::uint64_t bytes_of(std::span<const BlockRead> batch) {
+  std::uint64_t bytes = 0;
+  for (const BlockRead& item : batch) bytes += item.range.size;
+  return bytes;
+}
+
 }  // namespace
 
 ClientImpl::ClientImpl(Endpoint endpoint, const ClientOptions& options, const ClientId& id)
-    : endpoint_(std::move(endpoint)), options_(options), id_(id), pool_([this](Micros until) { return open_link(until); }, kLinksMax) {}
+    : endpoint_(std::move(endpoint)), options_(options), id_(id), trace_(options_.trace.get()), pool_([this](Micros until) { return open_link(until); }, kLinksMax) {}
 
 Status ClientImpl::check_usable() const {
   PARAMWIRE_CHECK(fork_.check("client"));
@@ -138,6 +144,7 @@ Incarnation ClientImpl::incarnation() const {
 }
 
 Result<bool> ClientImpl::reconnect(const std::shared_ptr<ControlLink>& broken, Micros until) {
+  const TraceSpan span(trace_, "reconnect");
   const std::lock_guard one(reconnect_mutex_);
   const Incarnation before = incarnation();
   if (auto current = control(); current != broken && !current->broken()) return true;  // somebody else was faster
@@ -159,6 +166,7 @@ Result<bool> ClientImpl::reconnect(const std::shared_ptr<ControlLink>& broken, M
 }
 
 Result<ControlLink::Answer> ClientImpl::call(const std::function<Bytes(std::uint64_t)>& encode, FrameType expected, Micros until) {
+  const Stopwatch watch(control_ns_);
   auto link = control();
   if (link->broken()) {
     PARAMWIRE_CHECK(reconnect(link, until));
@@ -172,6 +180,8 @@ Result<ControlLink::Answer> ClientImpl::call(const std::function<Bytes(std::uint
 // ---------------------------------------------------------------- snapshots
 
 Result<ClientImpl::Opened> ClientImpl::open_snapshot(const std::optional<Version>& want, Micros lease_ttl, Micros wait, Micros until) {
+  const Stopwatch watch(snapshot_ns_);
+  const TraceSpan traced(trace_, "snapshot");
   std::shared_ptr<const HeldManifest> base;
   {
     const std::lock_guard lock(mutex_);
@@ -269,6 +279,7 @@ Micros ClientImpl::renew_due(Micros now) {
       LeaseMessage message;
       message.lease = snapshot->lease;
       message.ttl_ms = static_cast<std::uint32_t>(options_.lease_ttl / 1000);
+      const TraceSpan span(trace_, "renew");
       const Micros sent = steady_clock().now();
       const auto answer = call([&](std::uint64_t request) { return message.encode(FrameType::kRenew, request); }, FrameType::kOk, lease_end);
       const bool same_server = snapshot->held->incarnation() == incarnation();
@@ -330,7 +341,10 @@ FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<F
     error = std::move(link).error();
     return event_of(error->code());
   }
-  (*link)->read(batch, until);
+  {
+    const TraceSpan span(trace_, "read", trace_ != nullptr ? bytes_of(batch) : 0);
+    (*link)->read(batch, until);
+  }
   for (std::size_t o = 0; o < owners.size(); ++o) {
     FetchRequest& request = requests[owners[o].first];
     const std::size_t end = o + 1 < owners.size() ? owners[o + 1].second : batch.size();
@@ -349,6 +363,8 @@ FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<F
 }
 
 Status ClientImpl::fetch(FetchMachine::Mode mode, std::shared_ptr<const HeldManifest>& held, std::span<FetchRequest> requests, Micros until) {
+  const Stopwatch watch(fetch_ns_);
+  const TraceSpan span(trace_, "fetch");
   FetchMachine::Options machine_options;
   machine_options.mode = mode;
   machine_options.deadline = until;
@@ -411,6 +427,8 @@ Status ClientImpl::fetch(FetchMachine::Mode mode, std::shared_ptr<const HeldMani
 }
 
 Result<BlockView> ClientImpl::view(const HeldManifest& held, const BlockRead& what) {
+  const Stopwatch watch(view_ns_);
+  const TraceSpan span(trace_, "view", what.range.size);
   if (transport_ != Transport::kShm) {
     return Error(Code::kUnavailable, cat("views need shared memory, this client's transport is tcp", rejected_.empty() ? "" : cat(" (shm: ", rejected_.front().second, ")"), ": fetch instead"));
   }
@@ -552,6 +570,10 @@ ClientStats ClientImpl::stats() const {
   }
   out.link = link;
   return out;
+}
+
+NamedHistograms ClientImpl::durations() const {
+  return {{"fetch", fetch_ns_.snapshot()}, {"view", view_ns_.snapshot()}, {"snapshot", snapshot_ns_.snapshot()}, {"control", control_ns_.snapshot()}};
 }
 
 }  // namespace paramwire

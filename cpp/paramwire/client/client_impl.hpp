@@ -73,6 +73,7 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   Result<ControlLink::Answer> call(const std::function<Bytes(std::uint64_t request)>& encode, FrameType expected, Micros deadline);
 
   ClientStats stats() const;
+  NamedHistograms durations() const;
   Incarnation incarnation() const;
   const Endpoint& endpoint() const noexcept { return endpoint_; }
   const ClientId& id() const noexcept { return id_; }
@@ -99,6 +100,8 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   const ClientOptions options_;
   const ClientId id_;
   const ForkGuard fork_;
+  Trace* const trace_;                             // of options_, or nullptr
+  Histogram fetch_ns_, view_ns_, snapshot_ns_, control_ns_;
   std::atomic<bool> closed_{false};
 
   mutable std::mutex mutex_;                       // everything down to the pool

@@ -72,6 +72,7 @@ class StreamingEngine final : public Engine {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Binding> binding_;
   std::unique_ptr<Session> session_;
+  Trace* trace_ = nullptr;                     // the client's
   std::vector<std::uint32_t> walk_needs_;      // binding need of each walk need
   WalkPlan plan_;
   bool views_ = false;
@@ -106,6 +107,7 @@ StreamingEngine::~StreamingEngine() {
 Status StreamingEngine::prepare(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options) {
   options_ = options;
   snapshot_ = std::move(snapshot);
+  trace_ = snapshot_->client_options().trace.get();
   PARAMWIRE_CHECK(bind(graph));
   PARAMWIRE_CHECK(plan());
   PARAMWIRE_CHECK(open_session());
@@ -204,6 +206,7 @@ Status StreamingEngine::choose_source() {
 }
 
 void StreamingEngine::fetch_piece(const Piece& piece, std::uint64_t ring_offset, Arrival& arrival) {
+  const TraceSpan span(trace_, "piece", piece.bytes);
   const Need& need = binding_->needs()[walk_needs_[piece.need]];
   const Shard part = piece.row_end - piece.row_begin == need.rows ? Shard::whole() : Shard::rows(piece.row_begin, piece.row_end);
   if (views_) {
@@ -288,6 +291,7 @@ Result<const Arrival*> StreamingEngine::await(std::uint64_t position) {
   std::unique_lock lock(mutex_);
   const Arrival* arrival = find();
   if (arrival == nullptr) {
+    const TraceSpan span(trace_, "stall");
     const Micros began = steady_clock().now();
     const auto limit = std::chrono::microseconds(options_.fetch_timeout);
     changed_.wait_for(lock, limit, [&] { return (arrival = find()) != nullptr || stop_; });
@@ -323,7 +327,10 @@ Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
   view.row_end = piece.row_end;
   view.data = arrival->bytes;
   const Micros began = steady_clock().now();
-  const Status supplied = session_->supply(view);
+  const Status supplied = [&] {
+    const TraceSpan span(trace_, "compute", piece.bytes);
+    return session_->supply(view);
+  }();
   const Micros spent = steady_clock().now() - began;
   {
     const std::lock_guard lock(mutex_);
@@ -381,6 +388,7 @@ Status StreamingEngine::run_step(std::span<const Token>) {
 
 Result<std::span<const float>> StreamingEngine::step(std::span<const Token> tokens) {
   if (failed_) return *failed_;
+  const TraceSpan span(trace_, "step");
   PARAMWIRE_CHECK(session_->begin(tokens));  // a refused step leaves everything as it was
   if (Status run = run_step(tokens); !run.ok()) {
     // Half a walk is behind us and its pieces are gone: go on only from a new engine.

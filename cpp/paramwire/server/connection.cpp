@@ -92,6 +92,9 @@ Status Connection::on_event(FrameParser::Event event, ServerCore& core, std::uni
     return core.handlers->on_end(session_, parser_.header(), now);
   }
   in_frame_ = true;
+  const bool finish = parser_.header().type == static_cast<std::uint8_t>(FrameType::kFinish);
+  const Stopwatch watch(finish ? core.durations.finish : core.durations.request);
+  const TraceSpan span(core.trace.get(), finish ? "finish" : "request", parser_.header().body_size);
   FrameParser::BodyTarget target;
   PARAMWIRE_CHECK(core.handlers->on_head(session_, parser_.header(), parser_.meta(), target, now));
   progress_at_ = now;

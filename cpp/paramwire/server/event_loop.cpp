@@ -77,6 +77,8 @@ void EventLoop::run() {
     const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms(now));
     ++core_->counters.loop_turns;
     now = steady_clock().now();
+    const Stopwatch watch(core_->durations.turn);
+    const TraceSpan span(core_->trace.get(), "turn");
     for (int i = 0; i < count; ++i) handle(events[static_cast<std::size_t>(i)].data.u64, now);
     if (stop_ && !draining_) drain(now);
     if (draining_) {

@@ -117,6 +117,7 @@ Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
   PARAMWIRE_TRY(coordinator, open_coordinator(options.coordinator));
   PARAMWIRE_TRY(tier, open_tier(options.tier, options.tier_options));
   server->epoch_ = coordinator->epoch();
+  core->trace = options.trace;
   core->coordinator = std::move(coordinator);
   core->tier = std::move(tier);
   BlockStoreOptions store_options = options.store;
@@ -190,7 +191,22 @@ Result<ServerStats> Server::stats() const {
   return out;
 }
 
+Result<NamedHistograms> Server::durations() const {
+  if (core_ == nullptr) return Error(Code::kInvalid, "server: handle used after fork");
+  PARAMWIRE_CHECK(core_->guard.check("server"));
+  const ServerDurations& durations = core_->durations;
+  return NamedHistograms{{"request", durations.request.snapshot()}, {"turn", durations.turn.snapshot()}, {"finish", durations.finish.snapshot()}};
+}
+
 // ---------------------------------------------------------------- LocalPublish
+
+namespace {
+Result<Version> timed_finish(ServerCore& core, PublishId id) {
+  const Stopwatch watch(core.durations.finish);
+  const TraceSpan span(core.trace.get(), "finish");
+  return core.handlers->finish(id, steady_clock().now());
+}
+}  // namespace
 
 LocalPublish::LocalPublish(LocalPublish&& other) noexcept = default;
 LocalPublish& LocalPublish::operator=(LocalPublish&& other) noexcept {
@@ -248,7 +264,7 @@ Result<Version> LocalPublish::finish() {
   PARAMWIRE_CHECK(core_->guard.check("publish"));
   std::unique_lock lock(core_->mutex);
   PARAMWIRE_CHECK(usable());
-  PARAMWIRE_TRY(version, core_->handlers->finish(id_, steady_clock().now()));
+  PARAMWIRE_TRY(version, timed_finish(*core_, id_));
   lock.unlock();
   core_->wake_loop();  // somebody may wait for this version
   return version;

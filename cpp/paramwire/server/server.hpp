@@ -10,6 +10,8 @@
 #include "paramwire/base/endpoint.hpp"
 #include "paramwire/base/env.hpp"
 #include "paramwire/base/error.hpp"
+#include "paramwire/base/metrics.hpp"
+#include "paramwire/base/trace.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/store/tier.hpp"
 
@@ -44,6 +46,7 @@ struct ServerOptions {
   Micros send_timeout = 10 * kMicrosPerSecond;
   // A client that stops in the middle of a put for so long is dropped: the put holds a slot.
   Micros receive_timeout = 30 * kMicrosPerSecond;
+  std::shared_ptr<Trace> trace;       // spans of this server; none: nothing is recorded
 };
 
 struct ServerStats {
@@ -99,6 +102,9 @@ class Server {
   Result<LocalPublish> publish(bool any_base = true, const std::optional<Version>& base = std::nullopt);
   std::optional<Version> newest() const;
   Result<ServerStats> stats() const;
+  // How long things took, in ns: "request" (a frame's handling, with the store locked), "turn" (of the event loop: what others
+  // wait), "finish" (a publish becomes visible, with the store locked). errors: as stats().
+  Result<NamedHistograms> durations() const;
   // Takes no new work, sends what is queued for up to `drain` microseconds, then ends. Idempotent. One thread.
   void close(Micros drain);
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "paramwire/base/fork_guard.hpp"
+#include "paramwire/base/metrics.hpp"
+#include "paramwire/base/trace.hpp"
 #include "paramwire/control/coordinator.hpp"
 #include "paramwire/server/handlers.hpp"
 #include "paramwire/server/pin_registry.hpp"
@@ -26,6 +28,13 @@ struct LoopCounters {
   std::atomic<std::uint64_t> loop_turns{0};          // returns of epoll_wait: an idle server stands still
 };
 
+// In ns. Recorded by the loop's thread and by publishes of this process.
+struct ServerDurations {
+  Histogram request;  // a frame's handling, with the store locked
+  Histogram turn;     // one turn of the loop: what a request that comes meanwhile waits
+  Histogram finish;   // a publish becomes visible, with the store locked
+};
+
 struct ServerCore {
   ForkGuard guard;
   std::mutex mutex;  // everything down to `handlers`, and every call of them
@@ -38,6 +47,8 @@ struct ServerCore {
 
   Fd wake;  // eventfd: something happened that the loop must look at
   LoopCounters counters;
+  ServerDurations durations;
+  std::shared_ptr<Trace> trace;  // or nullptr
   void wake_loop() noexcept;
 };
 
