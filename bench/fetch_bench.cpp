@@ -115,7 +115,7 @@ int listen_baseline(std::uint16_t& port) {
     for (;;) {
       const int client = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
       if (client < 0) return;
-      if (baseline_tcp_options(client) == 0) baseline_tcp_serve(client, region, size * count);
+      if (baseline_tcp_options(client, 0) == 0) baseline_tcp_serve(client, region, size * count);
       close(client);
     }
   }).detach();
@@ -417,13 +417,16 @@ class Figures {
     });
   }
 
+  // A server that is frozen or dead ends a fetch after so long.
+  static constexpr std::uint32_t kTimeoutMs = 60'000;
+
   int connect_baseline() const {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     address.sin_port = htons(server_.facts.baseline_port);
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || baseline_tcp_options(fd) != 0) {
+    if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || baseline_tcp_options(fd, kTimeoutMs) != 0) {
       fail(std::string("plain TCP client: ") + std::strerror(errno));
     }
     return fd;
