@@ -27,10 +27,12 @@ enum {
   kWindowMax = 16,
   /* Receive and send buffer asked for; the kernel gives what net.core.rmem_max allows. */
   kBufferBytes = 4 << 20,
-  /* Silence after which the chunks on the way count as lost. Far above the time in which a busy server is scheduled again. */
+  /* Silence after which the chunks on the way count as lost, far above the time in which an idle machine schedules a server; it doubles
+   * with each retry that brings nothing, as a busy machine takes longer and must not get more to do, up to kSilenceDoublings times. */
   kSilenceMs = 20,
-  /* Retries without a new byte after which the server counts as dead: 2 s of silence. */
-  kRetriesMax = 100,
+  kSilenceDoublings = 5,
+  /* Retries without a new byte after which the server counts as dead: 5 s of silence. */
+  kRetriesMax = 12,
   /* How long a server goes on polling after a request that asks for it: the pause between two of a ping-pong is far shorter. */
   kSpinMs = 5,
   /* Polls between two looks at the clock. */
@@ -113,7 +115,7 @@ static int ask(struct baseline_udp_client *client, uint64_t offset, uint32_t siz
   return 0;
 }
 
-/* Bytes of the next message, in the header and then at `target`; or -1 and errno, EAGAIN after kSilenceMs. */
+/* Bytes of the next message, in the header and then at `target`; or -1 and errno, EAGAIN when none came until `silent_at`. */
 static ssize_t next_message(struct baseline_udp_client *client, struct header *head, void *target, size_t room, uint64_t silent_at) {
   struct iovec parts[2] = {{head, sizeof *head}, {target, room}};
   struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
@@ -124,8 +126,11 @@ static ssize_t next_message(struct baseline_udp_client *client, struct header *h
       return got;
     }
     if (errno == EINTR) continue;
-    if (!client->spin || errno != EAGAIN) return -1;
-    if (turn % kSpinTurns == 0 && now_ms() >= silent_at) return -1;
+    if (errno != EAGAIN) return -1;
+    if ((!client->spin || turn % kSpinTurns == 0) && now_ms() >= silent_at) {
+      errno = EAGAIN;
+      return -1;
+    }
   }
 }
 
@@ -145,7 +150,8 @@ int baseline_udp_fetch(struct baseline_udp_client *client, uint64_t offset, void
     if (error != 0 && error != EAGAIN) return error;
     const uint64_t wanted = size - done < kChunkBytes ? size - done : kChunkBytes;
     struct header head = {0, 0, 0};
-    const ssize_t got = next_message(client, &head, (char *)target + done, wanted, now + kSilenceMs);
+    const uint64_t silent_at = now + ((uint64_t)kSilenceMs << (fruitless < kSilenceDoublings ? fruitless : kSilenceDoublings));
+    const ssize_t got = next_message(client, &head, (char *)target + done, wanted, silent_at < deadline ? silent_at : deadline);
     if (got < 0 && errno != EAGAIN) return errno;
     if (got >= (ssize_t)sizeof head && head.tag != client->tag) {
       client->late_datagrams += datagrams(client, (uint64_t)got - sizeof head);

@@ -39,7 +39,7 @@ int baseline_udp_serve(int fd, const void *region, uint64_t region_size);
 /* Reads `size` bytes at `offset` of the server's region into `target`.
  *
  * timeout_ms: for the whole of it
- * returns:    0; ETIMEDOUT when the time was over, or nothing new came in 100 retries; ECONNREFUSED when nobody listens there; errno
+ * returns:    0; ETIMEDOUT when the time was over, or retries brought nothing new for seconds; ECONNREFUSED when nobody listens there; errno
  *             of another call that failed */
 int baseline_udp_fetch(struct baseline_udp_client *client, uint64_t offset, void *target, uint64_t size, uint32_t timeout_ms);
 
