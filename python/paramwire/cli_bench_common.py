@@ -30,6 +30,8 @@ SAMPLES_MAX = 400_000
 START_SECONDS = 120.0
 # How long a process may take to end after its stdin did, before it is killed.
 END_SECONDS = 10.0
+# The same after an error, when it may be what hangs.
+END_AFTER_ERROR_SECONDS = 0.5
 # Percentiles of a record, by the name of their field.
 PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p99_9_us": 99.9}
 # Steps between two powers of two in a histogram: its times are wrong by 1/32 at most.
@@ -88,7 +90,7 @@ def percentiles(times_ns: Sequence[int]) -> dict[str, float]:
 def histogram(times_ns: Sequence[int]) -> list[list[float]]:
     """[microseconds, calls] pairs: so many took at most so long, and longer than the pair before says.
 
-    Bounds as in G. Tene's HdrHistogram: HISTOGRAM_STEPS equal steps between two powers of two. Empty steps are left out.
+    Bounds as in G. Tene's HdrHistogram: HISTOGRAM_STEPS equal steps between two powers of two; empty ones are left out.
     """
     times = np.maximum(np.asarray(times_ns, np.int64), 1)
     # frexp gives times = part * 2**exponent with part in [0.5, 1).
@@ -162,9 +164,17 @@ def ratios_of_rounds(one: Side, other: Side) -> list[float]:
 
 
 def cpu_seconds(other_pid: int | None) -> float:
-    """CPU time, user and system, of this process and of another. source: clock_getcpuclockid(3), for the clock's id."""
-    clocks = [time.CLOCK_PROCESS_CPUTIME_ID] + ([((~other_pid) << 3) | 2] if other_pid is not None else [])
-    return sum(time.clock_gettime(clock) for clock in clocks)
+    """CPU time, user and system, of this process and of another. source: clock_getcpuclockid(3), for the clock's id.
+
+    errors: CliError when the other is gone
+    """
+    spent = time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID)
+    if other_pid is None:
+        return spent
+    try:
+        return spent + time.clock_gettime(((~other_pid) << 3) | 2)
+    except OSError:
+        raise CliError(f"the server process (pid {other_pid}) is gone; its reason is above") from None
 
 
 def pattern(offset: int, size: int) -> npt.NDArray[np.uint8]:
@@ -282,8 +292,7 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an error the process may be what hangs: nobody waits for it twice.
-        self.close(END_SECONDS if error is None else 1.0)
+        self.close(END_SECONDS if error is None else END_AFTER_ERROR_SECONDS)
 
 
 def machine() -> dict[str, Any]:

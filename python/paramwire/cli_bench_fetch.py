@@ -140,9 +140,7 @@ def later_views(setting: Setting, client: paramwire.Client) -> tuple[dict[str, A
 
         with view("block.0") as first:
             correct = is_pattern(first.array)
-        figures = measure(
-            ours, {}, count=1, size=setting.size, seconds=setting.seconds, server_pid=setting.server.pid
-        )
+        figures = measure(ours, {}, count=1, size=setting.size, seconds=setting.seconds, server_pid=setting.server.pid)
         figures["cpu_s_per_gb"] = None  # no byte moves
         figures["gb_per_s"] = None
         return figures, correct

@@ -1,4 +1,4 @@
-"""`paramwire bench incast`: one client that fetches from many servers at once, beside the same client and one server."""
+"""`paramwire bench incast`: one client that fetches from many servers at once, beside one server alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ import numpy.typing as npt
 import paramwire
 from paramwire.cli_bench_common import ROUNDS, is_pattern, percentiles, plain_memory
 from paramwire.cli_bench_output import Record, Recorder, number, yes
-from paramwire.cli_bench_setting import address_for, connected, context, rotation, serving, wanted_transports
+from paramwire.cli_bench_setting import (
+    address_for,
+    connected,
+    context,
+    rotation,
+    serving,
+    start_seconds,
+    wanted_transports,
+)
 from paramwire.cli_common import console, in_micros, size_name, steps_progress, table
 
 # Bytes that the client rotates through at each server.
@@ -79,7 +87,7 @@ def one_size(size: int, count: int, transports: Sequence[str], options: argparse
             stack.enter_context(serving(size, count, options.host, "--offset", str(index * size * count)))
             for index in range(options.servers)
         ]
-        ready = [server.record(max(options.timeout, size * count / 1e8)) for server in servers]
+        ready = [server.record(start_seconds(size * count)) for server in servers]
         target = plain_memory(size * count * options.servers)
         for transport in transports:
             with contextlib.ExitStack() as clients:
@@ -140,7 +148,7 @@ def one_transport(
         "baseline": "one server",
         "ratio": statistics.median(a / b for a, b in zip(all_at_once.rounds, alone.rounds, strict=True)),
         "servers_gb_per_s": shares,
-        # R. Jain, D. Chiu, W. Hawe: A Quantitative Measure of Fairness (DEC-TR-301, 1984): 1 is equal shares, 1/n is one
+        # R. Jain, D. Chiu, W. Hawe: A Quantitative Measure of Fairness (DEC-TR-301, 1984): 1 is equal shares, 1/n one
         # server that gets all.
         "fairness": sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares)),
         "calls": len(all_at_once.times_ns),

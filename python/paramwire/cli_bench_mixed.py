@@ -1,7 +1,7 @@
 """`paramwire bench mixed`: small reads while a publisher writes and while bulk reads run, and while neither does.
 
-Every word of every block of a version holds that version's number, so that one look at the bytes tells a torn block, and
-one of another version than the snapshot that it was read from.
+Every word of every block of a version holds that version's number, so that one look at the bytes tells a torn block,
+and one of another version than the snapshot that it was read from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import paramwire
 from paramwire.cli_bench_common import Child, histogram, percentiles
 from paramwire.cli_bench_output import Record, Recorder, number, yes
-from paramwire.cli_bench_setting import address_for, connected, context, wanted_transports
+from paramwire.cli_bench_setting import address_for, connected, context, start_seconds, wanted_transports
 from paramwire.cli_common import CliError, console, in_micros, size_name, steps_progress, table
 
 # Phase: (publisher writes, bulk reads run).
@@ -113,7 +113,7 @@ def one_transport(size: int, transport: str, options: argparse.Namespace) -> Ite
     spent = dict.fromkeys(PHASES, 0.0)
     words = ["--size", str(size), "--bulk", str(options.bulk), "--host", options.host]
     with Child("paramwire.cli_bench_writer", words) as server:
-        ready = server.record(options.timeout)
+        ready = server.record(start_seconds(options.bulk))
         with connected(address_for(transport, ready), transport, options.timeout) as client:
             reader = Reader(client, ready["small"], size, READS_OF_A_SNAPSHOT)
             wholesale = Reader(client, ready["bulk"], options.bulk, len(ready["bulk"]))
@@ -128,7 +128,9 @@ def one_transport(size: int, transport: str, options: argparse.Namespace) -> Ite
             stats = client.stats()
     for phase, (writes, _) in PHASES.items():
         if writes and not published[phase]:
-            raise CliError(f"the publisher wrote nothing in {options.seconds:g} s: give more --seconds or --publish-rate")
+            raise CliError(
+                f"the publisher wrote nothing in {options.seconds:g} s: give more --seconds or --publish-rate"
+            )
     quiet = percentiles(small["alone"].times_ns)
     for phase, (writes, reads_bulk) in PHASES.items():
         mine, theirs = small[phase], bulk[phase]

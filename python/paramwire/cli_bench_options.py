@@ -46,14 +46,16 @@ def add_harness(name: str, parser: argparse.ArgumentParser) -> None:
     known = [entry["name"] for entry in available()["transports"]]
     parser.add_argument("--transport", choices=[*known, "all"], default="all", help="default: all that are usable here")
     parser.add_argument("--timeout", type=seconds, default=60.0, metavar="S",
-                        help="deadline of each call, of connecting, and of a server's start (default 60)")  # fmt: skip
+                        help="deadline of each call, and of connecting (default 60)")  # fmt: skip
     if name == "bench report":
         add_report(parser)
         return
     sizes, duration, about = DEFAULTS[name]
     parser.add_argument("--sizes", type=byte_sizes, default=byte_sizes(sizes), metavar="LIST",
                         help=f"block sizes between commas (default {sizes})")  # fmt: skip
-    parser.add_argument("--seconds", type=seconds, default=duration, metavar="S", help=f"{about} (default {duration:g})")
+    parser.add_argument(
+        "--seconds", type=seconds, default=duration, metavar="S", help=f"{about} (default {duration:g})"
+    )
     parser.add_argument("--host", type=host, default="127.0.0.1", metavar="ADDR",
                         help="loopback address to serve on: 127.0.0.1 (default) or ::1")  # fmt: skip
     if name == "bench mixed":
@@ -64,12 +66,12 @@ def add_harness(name: str, parser: argparse.ArgumentParser) -> None:
     else:
         default = "64MiB" if name == "bench incast" else "1GiB"
         parser.add_argument("--rotate", type=byte_size, default=None, metavar="SIZE",
-                            help=f"bytes that each side rotates through at a server (default {default}, less if short)")  # fmt: skip
+                            help=f"bytes that each side rotates through (default {default}, less if short)")  # fmt: skip
     if name == "bench incast":
         parser.add_argument("--servers", type=positive, default=8, metavar="N", help="at once (default 8)")
     if name == "bench fetch":
         parser.add_argument("--peers", type=peers, default=[], metavar="LIST",
-                            help=f"other systems to measure in the same run: all, or some of {','.join(PEERS)}")  # fmt: skip
+                            help=f"other systems, in the same run: all, or some of {','.join(PEERS)}")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--csv", metavar="FILE", help="write the records as CSV too")
     parser.add_argument("--plot", metavar="FILE", help="draw them as a PNG file (needs paramwire[bench])")
@@ -79,8 +81,12 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("records", nargs="*", metavar="FILE",
                         help="JSON lines of earlier runs; without any, a set of benchmarks is run")  # fmt: skip
     parser.add_argument("--out", default="report.html", metavar="FILE", help="the page (default report.html)")
-    parser.add_argument("--set", choices=("quick", "full"), default="quick", help="which runs (default quick: a minute)")
-    parser.add_argument("--only", type=lambda text: text.split(","), metavar="LIST", help="of the set, only these benchmarks")
+    parser.add_argument(
+        "--set", choices=("quick", "full"), default="quick", help="which runs (default quick: a minute)"
+    )
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), metavar="LIST", help="of the set, only these benchmarks"
+    )
     parser.add_argument("--sizes", type=byte_sizes, metavar="LIST", help="instead of the set's")
     parser.add_argument("--seconds", type=seconds, metavar="S", help="instead of the set's")
     parser.add_argument("--keep", metavar="FILE", help="write the records of the runs as JSON lines")

@@ -19,7 +19,8 @@ Record = dict[str, Any]
 class Recorder:
     """Takes the records of one run as they come.
 
-    What was measured before an error is kept: JSON lines go out at once, the CSV file is written at the end in any case.
+    What was measured before an error is kept: JSON lines go out at once, the CSV file is written at the end in any
+    case.
     """
 
     def __init__(self, options: argparse.Namespace, show: Callable[[Sequence[Record]], None]) -> None:
@@ -71,9 +72,7 @@ def flat(record: Record) -> dict[str, Any]:
     for name, value in record.items():
         if isinstance(value, dict):
             out |= {f"{name}.{inner}": item for inner, item in flat(value).items()}
-        elif isinstance(value, list | tuple):
-            out[name] = json.dumps(value)
-        elif isinstance(value, bool):
+        elif isinstance(value, list | tuple | bool):
             out[name] = json.dumps(value)
         else:
             out[name] = value

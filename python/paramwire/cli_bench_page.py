@@ -83,9 +83,9 @@ BASELINES: list[Column] = [
 BENCHES: dict[str, tuple[str, str, list[Column]]] = {
     "fetch": (
         "Fetches and views",
-        "Verified reads of another process's blocks into the caller's memory. Cold moves on through more memory than the "
-        "caches hold, warm stays at one block. The ratio is our speed over the baseline's in the same round, the median "
-        "of eight rounds; the spread is its least and greatest.",
+        "Verified reads of another process's blocks into the caller's memory. Cold moves on through more memory than "
+        "the caches hold, warm stays at one block. The ratio is our speed over the baseline's in the same round, the "
+        "median of eight rounds; the spread is its least and greatest.",
         [
             ("what", text_of("bench")), ("over", text_of("transport")), ("memory", text_of("memory")), ("block", size),
             ("p50", micros("p50_us")), ("p99", micros("p99_us")), ("GB/s", plain_number("gb_per_s")), *BASELINES,
@@ -99,8 +99,8 @@ BENCHES: dict[str, tuple[str, str, list[Column]]] = {
         "fetch are not among the calls that are counted.",
         [
             ("over", text_of("transport")), ("waits", text_of("wait")), ("memory", text_of("memory")), ("block", size),
-            ("p50", micros("p50_us")), ("p90", micros("p90_us")), ("p99", micros("p99_us")), ("p99.9", micros("p99_9_us")),
-            ("max", micros("max_us")), ("baseline", text_of("baseline")), ("base p50", micros("baseline_p50_us")),
+            ("p50", micros("p50_us")), ("p90", micros("p90_us")), ("p99", micros("p99_us")),
+            ("p99.9", micros("p99_9_us")), ("max", micros("max_us")), ("baseline", text_of("baseline")), ("base p50", micros("baseline_p50_us")),
             ("p50 ratio", plain_number("p50_ratio")), ("CPU us/call", plain_number("cpu_us_per_call")),
             ("connect", micros("connect_us")), ("first", micros("first_us")), ("right", right),
         ],
@@ -114,7 +114,8 @@ BENCHES: dict[str, tuple[str, str, list[Column]]] = {
             ("one, GB/s", plain_number("one_server_gb_per_s")), ("all, GB/s", plain_number("gb_per_s")),
             ("ratio", plain_number("ratio")), ("fairness", plain_number("fairness")),
             ("one, p99", micros("one_server_p99_us")), ("all, p50", micros("p50_us")), ("all, p99", micros("p99_us")),
-            ("resent", text_of("resent")), ("TCP resent (kernel)", text_of("kernel_tcp_segments_resent")), ("right", right),
+            ("resent", text_of("resent")), ("TCP resent (kernel)", text_of("kernel_tcp_segments_resent")),
+            ("right", right),
         ],
     ),
     "mixed": (
@@ -164,7 +165,9 @@ def page(records: Sequence[Record], failures: Sequence[Failure], here: dict[str,
         if mine:
             parts.append(section(bench, mine))
     lines = "\n".join(json.dumps(record) for record in records)
-    parts.append(f"<h2>Records</h2><details><summary>{len(records)} JSON lines</summary><pre>{escape(lines)}</pre></details>")
+    parts.append(
+        f"<h2>Records</h2><details><summary>{len(records)} JSON lines</summary><pre>{escape(lines)}</pre></details>"
+    )
     parts.append("</body></html>\n")
     return "".join(parts)
 
@@ -181,13 +184,19 @@ def glance(records: Sequence[Record]) -> list[str]:
         fetches = [r for r in mine if r["bench"] == "fetch" and r["memory"] == "cold"]
         if fetches:
             r = max(fetches, key=lambda record: float(record["gb_per_s"]))
-            card(f"{number(r['gb_per_s'])} GB/s", f"{transport}, {size(r)} cold, {number(r['ratio'])} times {r['baseline']}")
+            card(
+                f"{number(r['gb_per_s'])} GB/s",
+                f"{transport}, {size(r)} cold, {number(r['ratio'])} times {r['baseline']}",
+            )
         for wait in dict.fromkeys(r["wait"] for r in mine if r["bench"] == "latency"):
             r = min((r for r in mine if r.get("wait") == wait), key=lambda record: float(record["p50_us"]))
             about = f"{transport}, {wait.replace('_', '-')}, {size(r)} {r['memory']}, p50; p99 {in_micros(r['p99_us'])}"
             card(in_micros(r["p50_us"]), about)
         for r in [r for r in mine if r["bench"] == "incast"][-1:]:
-            card(number(r["ratio"]), f"{transport}, {r['servers']} servers over one, {size(r)}; fairness {r['fairness']:.2f}")
+            card(
+                number(r["ratio"]),
+                f"{transport}, {r['servers']} servers over one, {size(r)}; fairness {r['fairness']:.2f}",
+            )
         mixed = [r for r in mine if r["bench"] == "mixed"]
         if mixed:
             torn = sum(r["torn_accepted"] + r["wrong_version_accepted"] for r in mixed)
@@ -202,7 +211,9 @@ def machine_section(records: Sequence[Record], here: dict[str, Any]) -> str:
     for each in machines or [here]:
         rows += [(name.removesuffix("_bytes").replace("_", " "), in_bytes(value) if name.endswith("_bytes") else str(value))
                  for name, value in each.items()]  # fmt: skip
-    versions = ", ".join(dict.fromkeys(str(r["paramwire"]) for r in records if "paramwire" in r)) or paramwire.__version__
+    versions = (
+        ", ".join(dict.fromkeys(str(r["paramwire"]) for r in records if "paramwire" in r)) or paramwire.__version__
+    )
     rows.append(("paramwire", versions))
     rows.append(("Python", sys.version.split()[0]))
     loads = [r["load_1_minute"] for r in records if "load_1_minute" in r]
@@ -211,7 +222,9 @@ def machine_section(records: Sequence[Record], here: dict[str, Any]) -> str:
     for entry in paramwire.available()["transports"]:
         state = "usable" if entry["usable"] else "not usable"
         rows.append((f"transport {entry['name']}", f"{state}: {entry['reason']}"))
-    cells = "".join(f"<tr><td class='left'>{html.escape(a)}</td><td class='left fold'>{html.escape(b)}</td></tr>" for a, b in rows)
+    cells = "".join(
+        f"<tr><td class='left'>{html.escape(a)}</td><td class='left fold'>{html.escape(b)}</td></tr>" for a, b in rows
+    )
     commands = "\n".join(dict.fromkeys(r["command"] for r in records if "command" in r))
     made = f"<h2>Made by</h2><pre>{html.escape(commands)}</pre>" if commands else ""
     return f"<h2>Machine</h2><table>{cells}</table>{made}"

@@ -28,7 +28,7 @@ from rich.progress import Progress
 from paramwire import _bench
 from paramwire.cli_bench_common import Call, Child, fill_pattern, is_pattern, measure, plain_memory
 from paramwire.cli_bench_output import Record, number, yes
-from paramwire.cli_bench_setting import context
+from paramwire.cli_bench_setting import context, start_seconds
 from paramwire.cli_common import CliError, console, in_micros, notes, size_name, table
 
 # Bytes of blocks that a peer holds, and most blocks: what the peers' servers keep in memory is far above their bytes.
@@ -119,7 +119,9 @@ def free_port() -> int:
 @contextlib.contextmanager
 def running(words: Sequence[str], **more: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process for the time of the block; ended by its id."""
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **more)
+    process = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **more
+    )
     try:
         yield process
     finally:
@@ -220,7 +222,9 @@ class Redis:
         self.send(b"SET", key, value)
         answer = self.link.recv(256)
         if answer != b"+OK\r\n":
-            raise CliError(f"redis-server refused a block of {len(value)} bytes: {answer.decode(errors='replace').strip()}")
+            raise CliError(
+                f"redis-server refused a block of {len(value)} bytes: {answer.decode(errors='replace').strip()}"
+            )
 
     def get(self, request: bytes, target: memoryview) -> None:
         """`request` is get_words() of the key. Fills `target`.  errors: CliError when the block has another size"""
@@ -278,7 +282,7 @@ def zeromq(blocks: Blocks) -> Iterator[Record]:
         link.setsockopt(zmq.RCVTIMEO, limit)
         link.setsockopt(zmq.SNDTIMEO, limit)
         link.setsockopt(zmq.LINGER, 0)
-        link.connect(server.record(blocks.timeout)["address"])
+        link.connect(server.record(start_seconds(blocks.target.size))["address"])
         targets = blocks.targets
 
         def get(index: int) -> None:
@@ -292,7 +296,12 @@ def zeromq(blocks: Blocks) -> Iterator[Record]:
         yield timed(get, blocks, server.pid, "tcp, REQ and REP")
 
 
-PEERS: dict[str, Callable[[Blocks], Iterator[Record]]] = {"iperf3": iperf3, "ucx": ucx, "redis": redis, "zeromq": zeromq}
+PEERS: dict[str, Callable[[Blocks], Iterator[Record]]] = {
+    "iperf3": iperf3,
+    "ucx": ucx,
+    "redis": redis,
+    "zeromq": zeromq,
+}
 
 
 def show_peers(records: Sequence[Record]) -> None:

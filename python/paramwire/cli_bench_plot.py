@@ -102,7 +102,9 @@ def draw_fetch(figure: Figure, records: Sequence[Record]) -> None:
                 points[r["bytes"]] = max(points.get(r["bytes"], 0.0), r["baselines"][name]["gb_per_s"])
         line = "--" if at % 2 == 0 else ":"
         pairs = sorted(points.items())
-        rates.plot([x for x, _ in pairs], [y for _, y in pairs], line, color=GREYS[at % len(GREYS)], marker=".", label=name)
+        rates.plot(
+            [x for x, _ in pairs], [y for _, y in pairs], line, color=GREYS[at % len(GREYS)], marker=".", label=name
+        )
     rates.set_yscale("log")
     rates.set_ylabel("GB/s (1e9 bytes)")
     ratios.axhline(1, color=GREY, linewidth=1)
@@ -119,6 +121,7 @@ def draw_latency(figure: Figure, records: Sequence[Record]) -> None:
     sizes_axes, tail = figure.subplots(1, 2)
     colds = of(records, memory="cold") or list(records)
     smallest = min(r["bytes"] for r in colds)
+    drawn: list[tuple[str, str]] = []
     for transport, wait in dict.fromkeys((r["transport"], r["wait"]) for r in colds):
         mine = of(colds, transport=transport, wait=wait)
         line = "-" if wait == "blocking" else "--"
@@ -128,7 +131,10 @@ def draw_latency(figure: Figure, records: Sequence[Record]) -> None:
         sizes_axes.plot(sizes, [r["p99_us"] for r in mine], "^" + line, color=colour(mine[0]), alpha=0.45,
                         label=f"{name}, p99")  # fmt: skip
         base = [r["baseline_p50_us"] for r in mine]
-        sizes_axes.plot(sizes, base, ":", color=GREY, marker=".", label=f"{mine[0]['baseline']}, p50")
+        if (mine[0]["baseline"], wait) not in drawn:
+            drawn.append((mine[0]["baseline"], wait))
+            style = ("--", ":", "-.")[len(drawn) % 3]
+            sizes_axes.plot(sizes, base, style, color=GREY, marker=".", label=f"{mine[0]['baseline']}, p50")
         left, times = 1.0, []
         for record in of(mine, bytes=smallest):
             total = sum(calls for _, calls in record["histogram_us_calls"])
@@ -148,12 +154,16 @@ def draw_latency(figure: Figure, records: Sequence[Record]) -> None:
         axes.legend(fontsize=8, frameon=False)
 
 
-def bars(axes: Axes, names: Sequence[str], series: Sequence[tuple[str, Sequence[float | None], Sequence[str] | str]]) -> None:
+def bars(
+    axes: Axes, names: Sequence[str], series: Sequence[tuple[str, Sequence[float | None], Sequence[str] | str]]
+) -> None:
     """Groups of bars; a value of None leaves its place empty."""
     width = 0.8 / len(series)
     for at, (label, values, colours) in enumerate(series):
         places = [index + (at - (len(series) - 1) / 2) * width for index in range(len(names))]
-        drawn = axes.bar(places, [0 if value is None else value for value in values], width * 0.92, color=colours, label=label)
+        drawn = axes.bar(
+            places, [0 if value is None else value for value in values], width * 0.92, color=colours, label=label
+        )
         axes.bar_label(drawn, ["" if value is None else f"{value:.3g}" for value in values], fontsize=7)
     axes.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0, fontsize=8)
     axes.grid(True, axis="y", color="#e5e5e5", linewidth=0.8)
@@ -180,7 +190,9 @@ def draw_incast(figure: Figure, records: Sequence[Record]) -> None:
     shares.set_xlim(-0.6, len(names) - 0.4)
     shares.set_ylim(bottom=0)
     shares.set_ylabel("GB/s of each server")
-    shares.set_title("Shares; Jain's index: " + ", ".join(f"{r['fairness']:.3f}" for r in records), fontsize=10, loc="left")
+    shares.set_title(
+        "Shares; Jain's index: " + ", ".join(f"{r['fairness']:.3f}" for r in records), fontsize=10, loc="left"
+    )
     shares.grid(True, axis="y", color="#e5e5e5", linewidth=0.8)
     shares.spines[["top", "right"]].set_visible(False)
 

@@ -1,4 +1,4 @@
-"""`paramwire bench report`: one page with plots, tables and the facts of the machine, from runs or from their records."""
+"""`paramwire bench report`: one page with plots, tables and facts of the machine, from runs or from their records."""
 
 from __future__ import annotations
 
@@ -94,11 +94,8 @@ def run_set(options: argparse.Namespace) -> tuple[list[Record], list[Failure]]:
     with steps_progress() as progress:
         task = progress.add_task("bench report", total=len(runs))
         for run in runs:
-            words = ["bench", *run, "--transport", options.transport, "--timeout", str(options.timeout), "--json"]
-            if options.seconds is not None:
-                words += ["--seconds", str(options.seconds)]
-            if options.sizes is not None:
-                words += ["--sizes", ",".join(map(str, options.sizes))]
+            words = ["bench", *changed(run, options), "--transport", options.transport, "--timeout", f"{options.timeout:g}",
+                     "--json"]  # fmt: skip
             progress.update(task, description=f"bench {run[0]}")
             found, reason = run_one(words)
             records += found
@@ -108,6 +105,20 @@ def run_set(options: argparse.Namespace) -> tuple[list[Record], list[Failure]]:
     if options.keep:
         Path(options.keep).write_text("".join(json.dumps(record) + "\n" for record in records))
     return records, failures
+
+
+def changed(run: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """The words of a run, with the user's sizes and seconds in place of the set's."""
+    words = list(run)
+    sizes = ",".join(map(str, options.sizes)) if options.sizes else None
+    for name, value in (("--sizes", sizes), ("--seconds", options.seconds)):
+        if value is None:
+            continue
+        if name in words:
+            words[words.index(name) + 1] = str(value)
+        else:
+            words += [name, str(value)]
+    return words
 
 
 def run_one(words: Sequence[str]) -> tuple[list[Record], str]:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: which transports there are, the server with its blocks, the plain programs to compare with."""
+"""What the benchmarks share: the transports, the server with its blocks, the plain programs to compare with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ import numpy.typing as npt
 
 import paramwire
 from paramwire import _bench
-from paramwire.cli_bench_common import Call, Child, available_memory, fill_pattern, is_pattern, machine, plain_memory
+from paramwire.cli_bench_common import (
+    START_SECONDS,
+    Call,
+    Child,
+    available_memory,
+    fill_pattern,
+    is_pattern,
+    machine,
+    plain_memory,
+)
 from paramwire.cli_common import CliError, notes
 
 # Bytes that each side moves on through in cold figures: several times the largest last-level cache that guests report
@@ -83,6 +92,11 @@ def rotation(options: argparse.Namespace, servers: int = 1, wanted: int = ROTATE
     return rotate
 
 
+def start_seconds(size: int) -> float:
+    """How long a server may take until it has published so many bytes: far longer than any machine needs."""
+    return START_SECONDS + size / 1e8
+
+
 def serving(size: int, count: int, host: str, *more: str) -> Child:
     """A server process with `count` blocks of `size` bytes."""
     words = ["--size", str(size), "--count", str(count), "--host", host, *more]
@@ -90,7 +104,7 @@ def serving(size: int, count: int, host: str, *more: str) -> Child:
 
 
 def address_for(transport: str, ready: dict[str, Any]) -> str:
-    """shm needs the unix socket; others are given the TCP address, so that the control link is no better than the data."""
+    """shm needs the unix socket; others are given the TCP address, so that the control link is no better than them."""
     kind = "unix:" if transport == "shm" else "tcp:"
     found: list[str] = [endpoint for endpoint in ready["endpoints"] if endpoint.startswith(kind)]
     if not found:
@@ -166,7 +180,7 @@ def setting_of(size: int, rotate: int, options: argparse.Namespace) -> Iterator[
         source = plain_memory(size * count)
         fill_pattern(source)
         target = plain_memory(size * count)
-        ready = server.record(max(options.timeout, size * count / 1e8))
+        ready = server.record(start_seconds(size * count))
         yield Setting(size, count, options.seconds, options.timeout, server, ready, source, target)
 
 

@@ -33,7 +33,22 @@ def gets(size: int, count: int, transports: str, timeout: float) -> dict[str, fl
     """Figures of so many gets, the median of which is p50. The server leaves after one test."""
     port = str(free_port())
     environment = os.environ | {"UCX_TLS": transports, "UCX_NET_DEVICES": "lo", "UCX_WARN_UNUSED_ENV_VARS": "n"}
-    words = ["ucx_perftest", LOOPBACK, "-p", port, "-t", "ucp_get", "-s", str(size), "-n", str(count), "-w", "10", "-f", "-v"]
+    words = [
+        "ucx_perftest",
+        LOOPBACK,
+        "-p",
+        port,
+        "-t",
+        "ucp_get",
+        "-s",
+        str(size),
+        "-n",
+        str(count),
+        "-w",
+        "10",
+        "-f",
+        "-v",
+    ]
     if "tcp" not in transports:
         del environment["UCX_NET_DEVICES"]
     with running(["ucx_perftest", "-p", port], env=environment) as server:
@@ -62,7 +77,9 @@ def main() -> int:
     count = max(UCX_TRIAL_GETS, min(UCX_GETS_MAX, count))
     figures = gets(options.size, count, options.transports, options.timeout + options.seconds)
     # Its MB are 2**20 bytes.
-    json_line({"p50_us": figures["50.0_percentile_lat"], "gb_per_s": figures["overall_bw"] * 2**20 / 1e9, "calls": count})
+    json_line(
+        {"p50_us": figures["50.0_percentile_lat"], "gb_per_s": figures["overall_bw"] * 2**20 / 1e9, "calls": count}
+    )
     return 0
 
 
