@@ -18,6 +18,7 @@ from paramwire.cli_bench_peers import measure_peers, show_peers
 from paramwire.cli_bench_setting import (
     Setting,
     context,
+    counters,
     plain_programs,
     rotation,
     setting_of,
@@ -100,6 +101,8 @@ def one_figure(setting: Setting, transport: str, bench: str, memory: str) -> Rec
         **figures,
         "verified": figures.get("verified", after["blocks_verified"] - before["blocks_verified"]),
         "retries": after["retries"] - before["retries"],
+        "transport_used": after["transport"],
+        "counters": counters(after, before),
         "correct": correct,
     }
 

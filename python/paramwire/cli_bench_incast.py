@@ -19,9 +19,11 @@ import paramwire
 from paramwire.cli_bench_common import ROUNDS, is_pattern, percentiles, plain_memory
 from paramwire.cli_bench_output import Record, Recorder, number, yes
 from paramwire.cli_bench_setting import (
+    GAUGES,
     address_for,
     connected,
     context,
+    counters,
     rotation,
     serving,
     start_seconds,
@@ -33,8 +35,10 @@ from paramwire.cli_common import console, in_micros, size_name, steps_progress, 
 ROTATE_BYTES = 64 << 20
 # A thread that has not started by then never will.
 BARRIER_SECONDS = 60.0
-# Names of client counters that count what had to be sent or asked for again, whatever the transport.
-RESENT = ("segments_reasked", "segments_resent", "resent", "retransmits")
+# Ends of the names of client counters: of segments that were asked for again, and of those that came. Streams over tcp
+# have none: there the kernel sends again, and counts it.
+RESENT = ("datagram.lost", "datagram_lost")
+RECEIVED = ("datagram.received", "datagram_received")
 
 
 @dataclass
@@ -125,13 +129,17 @@ def one_transport(
     target[:] = 0
     one_pass(streams)
 
-    def counted(name: str) -> int:
-        return sum(int(new[name]) - int(old[name]) for new, old in zip(after, before, strict=True))
-
+    counts: dict[str, int] = {}
+    for new, old in zip(after, before, strict=True):
+        for name, value in counters(new, old).items():
+            # Of a gauge the largest is told.
+            counts[name] = max(counts.get(name, 0), value) if name.endswith(GAUGES) else counts.get(name, 0) + value
+    resent = [name for name in counts if name.endswith(RESENT)]
+    received = sum(value for name, value in counts.items() if name.endswith(RECEIVED))
     shares = all_at_once.shares_gb_per_s()
     resent = [name for name in RESENT if name in after[0]]
     moved = {name: kernel_after[name] - kernel[name] for name in kernel_after}
-    tcp = transport == "tcp"
+    tcp, udp = (after[0]["transport"] == name for name in ("tcp", "udp"))
     return {
         "bench": "incast",
         "language": "python",
@@ -152,15 +160,16 @@ def one_transport(
         # server that gets all.
         "fairness": sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares)),
         "calls": len(all_at_once.times_ns),
-        "resent": sum(counted(name) for name in resent) if resent else None,
-        "resent_counter": ", ".join(resent) or None,
-        "bytes_on_wire_ratio": counted("wire_bytes") / counted("bytes") if counted("bytes") else None,
+        "resent": sum(counts[name] for name in resent) if resent else None,
+        "resent_ratio": sum(counts[name] for name in resent) / received if resent and received else None,
         # Of the whole network namespace: other traffic of this machine is in them.
         "kernel_tcp_segments_sent": moved["Tcp.OutSegs"] if tcp else None,
         "kernel_tcp_segments_resent": moved["Tcp.RetransSegs"] if tcp else None,
-        "kernel_udp_dropped_for_full_buffers": moved["Udp.RcvbufErrors"] if transport == "udp" else None,
-        "verified": counted("blocks_verified"),
-        "retries": counted("retries"),
+        "kernel_udp_dropped_for_full_buffers": moved["Udp.RcvbufErrors"] if udp else None,
+        "verified": counts["blocks_verified"],
+        "retries": counts["retries"],
+        "transport_used": after[0]["transport"],
+        "counters": counts,
         "correct": is_pattern(target),
     }
 

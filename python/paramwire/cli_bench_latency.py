@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from paramwire.cli_bench_common import measure
 from paramwire.cli_bench_output import Record, Recorder, number, yes
 from paramwire.cli_bench_setting import (
+    WAITS,
     Setting,
-    address_for,
     context,
+    counters,
     plain_programs,
     rotation,
     setting_of,
@@ -30,23 +31,21 @@ def bench_latency(options: argparse.Namespace) -> int:
     rotate = rotation(options)
     with Recorder(options, show) as recorder:
         with steps_progress() as progress:
-            task = progress.add_task("bench latency", total=len(options.sizes) * len(transports))
+            task = progress.add_task("bench latency", total=len(options.sizes))
             for size in options.sizes:
                 progress.update(task, description=f"{size_name(size)}: server starts")
-                with setting_of(size, rotate, options) as setting:
-                    for transport in transports:
-                        progress.update(task, description=f"{size_name(size)} {transport}")
-                        for record in one_transport(setting, transport):
-                            recorder.add(record | context(options))
-                        progress.advance(task)
+                for wait in WAITS:
+                    measured = [transport for transport in transports if wait in waits_of(transport)]
+                    if not measured:
+                        continue
+                    with setting_of(size, rotate, options, wait) as setting:
+                        for transport in measured:
+                            progress.update(task, description=f"{size_name(size)} {transport}, {wait}")
+                            # Cold moves on through all blocks, warm stays at one.
+                            for memory in ("cold", "warm"):
+                                recorder.add(one_figure(setting, transport, wait, memory) | context(options))
+                progress.advance(task)
         return recorder.finish()
-
-
-def one_transport(setting: Setting, transport: str) -> Iterator[Record]:
-    """A record for each way of waiting, cold and warm apart: cold moves on through all blocks, warm stays at one."""
-    for wait in waits_of(transport, address_for(transport, setting.ready), setting.timeout):
-        for memory in ("cold", "warm"):
-            yield one_figure(setting, transport, wait, memory)
 
 
 def one_figure(setting: Setting, transport: str, wait: str, memory: str) -> Record:
@@ -66,7 +65,7 @@ def one_figure(setting: Setting, transport: str, wait: str, memory: str) -> Reco
         for index in range(warm_up):
             ours(index % count)
         before = client.stats()
-        with plain_programs(setting, transport, spin=wait == "busy_poll") as plain:
+        with plain_programs(setting, client.transport, spin=wait == "busy_poll") as plain:
             for call in plain.calls.values():
                 for index in range(WARM_UP_CALLS):
                     call(index % count)
@@ -95,6 +94,8 @@ def one_figure(setting: Setting, transport: str, wait: str, memory: str) -> Reco
         **facts,
         "verified": after["blocks_verified"] - before["blocks_verified"],
         "retries": after["retries"] - before["retries"],
+        "transport_used": after["transport"],
+        "counters": counters(after, before),
         "correct": correct,
     }
 

@@ -160,7 +160,7 @@ def one_transport(size: int, transport: str, options: argparse.Namespace) -> Ite
             "bulk_calls": len(theirs.times_ns) if reads_bulk else None,
             "torn_accepted": torn,
             "wrong_version_accepted": wrong,
-            "retries_so_far": stats["retries"],
+            "transport_used": stats["transport"],
             "histogram_us_calls": histogram(mine.times_ns),
             "correct": torn == 0 and wrong == 0,
         }

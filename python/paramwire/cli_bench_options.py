@@ -44,7 +44,8 @@ def rate(text: str) -> float:
 
 def add_harness(name: str, parser: argparse.ArgumentParser) -> None:
     known = [entry["name"] for entry in available()["transports"]]
-    parser.add_argument("--transport", choices=[*known, "all"], default="all", help="default: all that are usable here")
+    parser.add_argument("--transport", choices=[*known, "auto", "all"], default="all",
+                        help="auto: what the client would choose (default all that are usable here, each)")  # fmt: skip
     parser.add_argument("--timeout", type=seconds, default=60.0, metavar="S",
                         help="deadline of each call, and of connecting (default 60)")  # fmt: skip
     if name == "bench report":
@@ -65,8 +66,8 @@ def add_harness(name: str, parser: argparse.ArgumentParser) -> None:
                             help="versions a second, each of all blocks (default 20)")  # fmt: skip
     else:
         default = "64MiB" if name == "bench incast" else "1GiB"
-        parser.add_argument("--rotate", type=byte_size, default=None, metavar="SIZE",
-                            help=f"bytes that each side rotates through (default {default}, less if short)")  # fmt: skip
+        rotates = f"bytes to rotate through on each side (default {default}, less if short)"
+        parser.add_argument("--rotate", type=byte_size, default=None, metavar="SIZE", help=rotates)
     if name == "bench incast":
         parser.add_argument("--servers", type=positive, default=8, metavar="N", help="at once (default 8)")
     if name == "bench fetch":

@@ -100,7 +100,8 @@ BENCHES: dict[str, tuple[str, str, list[Column]]] = {
         [
             ("over", text_of("transport")), ("waits", text_of("wait")), ("memory", text_of("memory")), ("block", size),
             ("p50", micros("p50_us")), ("p90", micros("p90_us")), ("p99", micros("p99_us")),
-            ("p99.9", micros("p99_9_us")), ("max", micros("max_us")), ("baseline", text_of("baseline")), ("base p50", micros("baseline_p50_us")),
+            ("p99.9", micros("p99_9_us")), ("max", micros("max_us")), ("baseline", text_of("baseline")),
+            ("base p50", micros("baseline_p50_us")),
             ("p50 ratio", plain_number("p50_ratio")), ("CPU us/call", plain_number("cpu_us_per_call")),
             ("connect", micros("connect_us")), ("first", micros("first_us")), ("right", right),
         ],
@@ -114,7 +115,8 @@ BENCHES: dict[str, tuple[str, str, list[Column]]] = {
             ("one, GB/s", plain_number("one_server_gb_per_s")), ("all, GB/s", plain_number("gb_per_s")),
             ("ratio", plain_number("ratio")), ("fairness", plain_number("fairness")),
             ("one, p99", micros("one_server_p99_us")), ("all, p50", micros("p50_us")), ("all, p99", micros("p99_us")),
-            ("resent", text_of("resent")), ("TCP resent (kernel)", text_of("kernel_tcp_segments_resent")),
+            ("resent", text_of("resent")), ("resent ratio", plain_number("resent_ratio")),
+            ("TCP resent (kernel)", text_of("kernel_tcp_segments_resent")),
             ("right", right),
         ],
     ),
@@ -209,8 +211,9 @@ def machine_section(records: Sequence[Record], here: dict[str, Any]) -> str:
     machines = [dict(pairs) for pairs in dict.fromkeys(tuple(r["machine"].items()) for r in records if "machine" in r)]
     rows = []
     for each in machines or [here]:
-        rows += [(name.removesuffix("_bytes").replace("_", " "), in_bytes(value) if name.endswith("_bytes") else str(value))
-                 for name, value in each.items()]  # fmt: skip
+        for name, value in each.items():
+            label = name.removesuffix("_bytes").replace("_", " ")
+            rows.append((label, in_bytes(value) if name.endswith("_bytes") else str(value)))
     versions = (
         ", ".join(dict.fromkeys(str(r["paramwire"]) for r in records if "paramwire" in r)) or paramwire.__version__
     )

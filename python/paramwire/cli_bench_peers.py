@@ -155,7 +155,7 @@ def connection(port: int, process: subprocess.Popen[bytes], name: str, timeout: 
 
 
 def iperf3(blocks: Blocks) -> Iterator[Record]:
-    """One TCP stream: what plain sockets give at most, without a request for each block, and without a look at bytes."""
+    """One TCP stream: what plain sockets give at most, with no request for each block and no look at the bytes."""
     if blocks.size < IPERF_BYTES_MIN:
         return
     tool = program("iperf3", "iperf3")
@@ -206,7 +206,7 @@ def ucx(blocks: Blocks) -> Iterator[Record]:
 
 
 class Redis:
-    """As much of a Redis client as GET and SET need. source: the RESP protocol, redis.io/docs/reference/protocol-spec"""
+    """As much of a Redis client as GET and SET need. source: RESP, redis.io/docs/reference/protocol-spec"""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
@@ -260,7 +260,7 @@ def redis(blocks: Blocks) -> Iterator[Record]:
         with running(words) as server, connection(port, server, "redis-server", blocks.timeout) as link:
             client = Redis(link)
             fill_pattern(blocks.target)
-            targets = [memoryview(target) for target in blocks.targets]
+            targets = [target.data for target in blocks.targets]
             for index, target in enumerate(targets):
                 client.set(b"block.%d" % index, target)
             requests = [get_words(b"block.%d" % index) for index in range(blocks.count)]
@@ -296,6 +296,7 @@ def zeromq(blocks: Blocks) -> Iterator[Record]:
         yield timed(get, blocks, server.pid, "tcp, REQ and REP")
 
 
+# By the name that --peers takes.
 PEERS: dict[str, Callable[[Blocks], Iterator[Record]]] = {
     "iperf3": iperf3,
     "ucx": ucx,

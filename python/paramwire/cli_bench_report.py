@@ -94,8 +94,8 @@ def run_set(options: argparse.Namespace) -> tuple[list[Record], list[Failure]]:
     with steps_progress() as progress:
         task = progress.add_task("bench report", total=len(runs))
         for run in runs:
-            words = ["bench", *changed(run, options), "--transport", options.transport, "--timeout", f"{options.timeout:g}",
-                     "--json"]  # fmt: skip
+            everywhere = ("--transport", options.transport, "--timeout", f"{options.timeout:g}", "--json")
+            words = ["bench", *changed(run, options), *everywhere]
             progress.update(task, description=f"bench {run[0]}")
             found, reason = run_one(words)
             records += found

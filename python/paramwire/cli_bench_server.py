@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,12 +72,21 @@ class PlainServers:
         self.datagrams.close()
 
 
-def server_at(host: str) -> paramwire.Server:
-    """On a free port of `host`, and on the unix socket that servers have by default."""
-    if host == "127.0.0.1":
-        return paramwire.Server()
-    address = f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0"
-    return paramwire.Server(address, unix_directory=paramwire._private_directory())
+@contextlib.contextmanager
+def server_at(host: str, busy_poll: bool = False) -> Iterator[paramwire.Server]:
+    """On a free port of `host`, and on a unix socket, for the time of the block.
+
+    busy_poll:  poll for requests, where this build has it
+    """
+    more: dict[str, Any] = {}
+    if busy_poll and "udp_busy_poll" in inspect.signature(paramwire.Server).parameters:
+        more["udp_busy_poll"] = True
+    with contextlib.ExitStack() as stack:
+        if host != "127.0.0.1":
+            # Whoever names an address has no unix socket by default.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="paramwire-"))
+            more["listen"] = [f"tcp://[{host}]:0", f"unix:{folder}/bench"]
+        yield stack.enter_context(paramwire.Server(**more))
 
 
 def main() -> int:
@@ -81,11 +94,15 @@ def main() -> int:
     parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--busy-poll", action="store_true")
     parser.add_argument("--offset", type=int, default=0, help="of the first block in the pattern")
     options = parser.parse_args()
     region = np.empty(options.size * options.count, np.uint8)
     fill_pattern(region, options.offset)
-    with server_at(options.host) as server, contextlib.closing(PlainServers(options.host, region)) as plain:
+    with (
+        server_at(options.host, options.busy_poll) as server,
+        contextlib.closing(PlainServers(options.host, region)) as plain,
+    ):
         before, begin = shared_and_anonymous(), time.perf_counter()
         with server.publish(base=None) as publish:
             for index in range(options.count):

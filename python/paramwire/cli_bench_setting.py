@@ -40,6 +40,11 @@ REGIONS = 4
 # How a client waits for a server: asleep in the kernel, or polling, which costs a core.
 WAITS = ("blocking", "busy_poll")
 
+# Transports whose clients can poll.
+BUSY_POLLING = ("udp",)
+# Ends of the names of client statistics that are not counted up.
+GAUGES = ("receive_buffer_bytes", "segment_bytes", "window_bytes", "round_trip_us")
+
 UDP_SEGMENTS = "plain udp, segments"
 UDP_DATAGRAMS = "plain udp, 64 KiB datagrams"
 TCP = "plain tcp"
@@ -53,6 +58,8 @@ def transports() -> list[str]:
 def wanted_transports(options: argparse.Namespace) -> list[str]:
     """What --transport asks for. errors: CliError with the reason when it can't be had."""
     known = {entry["name"]: entry for entry in paramwire.available()["transports"]}
+    if options.transport == "auto":
+        return ["auto"]
     if options.transport != "all":
         if not known[options.transport]["usable"]:
             raise CliError(f"transport {options.transport} can't be used here: {known[options.transport]['reason']}")
@@ -105,6 +112,9 @@ def serving(size: int, count: int, host: str, *more: str) -> Child:
 
 def address_for(transport: str, ready: dict[str, Any]) -> str:
     """shm needs the unix socket; others are given the TCP address, so that the control link is no better than them."""
+    if transport == "auto":
+        best: str = ready["address"]
+        return best
     kind = "unix:" if transport == "shm" else "tcp:"
     found: list[str] = [endpoint for endpoint in ready["endpoints"] if endpoint.startswith(kind)]
     if not found:
@@ -113,25 +123,29 @@ def address_for(transport: str, ready: dict[str, Any]) -> str:
 
 
 def connected(address: str, transport: str, timeout: float, wait: str = "blocking") -> paramwire.Client:
-    """A client that waits in the way asked for.
-
-    errors: UnavailableError when this build or this transport does not offer busy polling
-    """
-    if wait == "blocking":
-        return paramwire.connect(address, transport=transport, timeout=timeout)
-    if "busy_poll" not in inspect.signature(paramwire.connect).parameters:
-        raise paramwire.UnavailableError("this build's connect() has no busy polling")
-    options: dict[str, Any] = {"busy_poll": True}
-    return paramwire.connect(address, transport=transport, timeout=timeout, **options)
+    """A client that waits in the way asked for, one of waits_of()."""
+    more: dict[str, Any] = {"busy_poll": True} if wait == "busy_poll" else {}
+    return paramwire.connect(address, transport=transport, timeout=timeout, **more)
 
 
-def waits_of(transport: str, address: str, timeout: float) -> list[str]:
+def waits_of(transport: str) -> list[str]:
     """Of WAITS, those that the transport offers; shm reads by itself and waits for nobody, which counts as blocking."""
-    offered = ["blocking"]
-    with contextlib.suppress(paramwire.UnavailableError, paramwire.InvalidError):
-        connected(address, transport, timeout, "busy_poll").close()
-        offered.append("busy_poll")
-    return offered
+    offers = transport in BUSY_POLLING and "busy_poll" in inspect.signature(paramwire.connect).parameters
+    return [*WAITS] if offers else ["blocking"]
+
+
+def counters(stats: dict[str, Any], before: dict[str, Any] | None = None) -> dict[str, int]:
+    """All numbers of a client's stats, by dotted name; since `before`, but for gauges. Whatever the transport counts is
+    in the record, so that a new counter needs nothing here.
+    """
+    out: dict[str, int] = {}
+    for name, value in stats.items():
+        old = before.get(name) if before else None
+        if isinstance(value, dict):
+            out |= {f"{name}.{inner}": number for inner, number in counters(value, old).items()}
+        elif isinstance(value, int) and not isinstance(value, bool):
+            out[name] = value - (old if isinstance(old, int) and not name.endswith(GAUGES) else 0)
+    return out
 
 
 @dataclass
@@ -173,10 +187,13 @@ class Setting:
 
 
 @contextlib.contextmanager
-def setting_of(size: int, rotate: int, options: argparse.Namespace) -> Iterator[Setting]:
-    """Starts the server process of one block size, for the time of the block."""
+def setting_of(size: int, rotate: int, options: argparse.Namespace, wait: str = "blocking") -> Iterator[Setting]:
+    """Starts the server process of one block size, for the time of the block.
+
+    wait:  in which the server waits for requests; one that polls has a core for itself, whoever asks
+    """
     count = max(1, min(COUNT_MAX, rotate // size))
-    with serving(size, count, options.host) as server:
+    with serving(size, count, options.host, *(["--busy-poll"] if wait == "busy_poll" else [])) as server:
         source = plain_memory(size * count)
         fill_pattern(source)
         target = plain_memory(size * count)

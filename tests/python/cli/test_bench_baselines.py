@@ -142,9 +142,14 @@ def test_requests_that_can_not_be_meant_get_no_answer(region):
     with answering("127.0.0.1", lambda served: _bench.udp_serve(served.fileno(), region)) as client:
         magic = 0x70775542
         for words in (
-            b"", b"x" * REQUEST.size, REQUEST.pack(REGION, 1, 1, 0, 0, magic), REQUEST.pack(2**64 - 1, 2, 1, 0, 0, magic),
-            REQUEST.pack(0, CHUNK + 1, 1, 0, 0, magic), REQUEST.pack(0, 64, 1, 8, 0, magic), REQUEST.pack(0, 64, 1, 0, 0, 0),
-        ):  # fmt: skip
+            b"",
+            b"x" * REQUEST.size,
+            REQUEST.pack(REGION, 1, 1, 0, 0, magic),
+            REQUEST.pack(2**64 - 1, 2, 1, 0, 0, magic),
+            REQUEST.pack(0, CHUNK + 1, 1, 0, 0, magic),
+            REQUEST.pack(0, 64, 1, 8, 0, magic),
+            REQUEST.pack(0, 64, 1, 0, 0, 0),
+        ):
             client.send(words)
         client.send(REQUEST.pack(8, 64, 77, 0, 0, magic))
         client.settimeout(20)
