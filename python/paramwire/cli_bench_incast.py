@@ -137,7 +137,6 @@ def one_transport(
     resent = [name for name in counts if name.endswith(RESENT)]
     received = sum(value for name, value in counts.items() if name.endswith(RECEIVED))
     shares = all_at_once.shares_gb_per_s()
-    resent = [name for name in RESENT if name in after[0]]
     moved = {name: kernel_after[name] - kernel[name] for name in kernel_after}
     tcp, udp = (after[0]["transport"] == name for name in ("tcp", "udp"))
     return {

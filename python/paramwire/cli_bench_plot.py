@@ -127,7 +127,8 @@ def draw_latency(figure: Figure, records: Sequence[Record]) -> None:
         line = "-" if wait == "blocking" else "--"
         name = transport if wait == "blocking" else f"{transport}, busy-poll"
         sizes = [r["bytes"] for r in mine]
-        sizes_axes.plot(sizes, [r["p50_us"] for r in mine], "o" + line, color=colour(mine[0]), label=f"{name}, p50")
+        sizes_axes.plot(sizes, [r["p50_us"] for r in mine], "o" + line, color=colour(mine[0]), label=f"{name}, p50",
+                        fillstyle="full" if wait == "blocking" else "none")  # fmt: skip
         sizes_axes.plot(sizes, [r["p99_us"] for r in mine], "^" + line, color=colour(mine[0]), alpha=0.45,
                         label=f"{name}, p99")  # fmt: skip
         base = [r["baseline_p50_us"] for r in mine]

@@ -232,9 +232,10 @@ def plain_programs(setting: Setting, transport: str, *, spin: bool = False, read
         calls: dict[str, Call] = {}
         plain = Plain(calls)
         if transport == "udp":
-            for name in (UDP_SEGMENTS, UDP_DATAGRAMS):
+            for kind in (UDP_SEGMENTS, UDP_DATAGRAMS):
+                name = f"{kind}, spinning" if spin else kind
                 try:
-                    plain.clients[name] = udp_client(stack, setting, name == UDP_SEGMENTS, spin)
+                    plain.clients[name] = udp_client(stack, setting, kind == UDP_SEGMENTS, spin)
                 except OSError as error:
                     plain.missing[name] = str(error)
             for name, client in plain.clients.items():

@@ -19,7 +19,7 @@ from paramwire import _bench, cli_bench_peers
 from paramwire.cli import main
 from paramwire.cli_bench_common import fill_pattern, is_pattern, measure
 from paramwire.cli_bench_peers import Redis, get_words
-from paramwire.cli_bench_setting import TCP, UDP_DATAGRAMS, UDP_SEGMENTS, plain_programs, setting_of
+from paramwire.cli_bench_setting import TCP, UDP_DATAGRAMS, UDP_SEGMENTS, counters, plain_programs, setting_of
 from paramwire.cli_common import CliError
 
 REGION = 1 << 20
@@ -156,6 +156,14 @@ def test_requests_that_can_not_be_meant_get_no_answer(region):
         answer = client.recv(1000)
         assert HEADER.unpack(answer[: HEADER.size]) == (8, 64, 77)
         assert answer[HEADER.size :] == region[8:72].tobytes()
+
+
+def test_client_counters_are_told_by_difference_and_gauges_as_they_are():
+    before = {"transport": "udp", "retries": 2, "datagram": {"lost": 1, "window_bytes": 500}}
+    after = {"transport": "udp", "retries": 5, "datagram": {"lost": 9, "window_bytes": 700, "new": 4}}
+    assert counters(after, before) == {
+        "retries": 3, "datagram.lost": 8, "datagram.window_bytes": 700, "datagram.new": 4
+    }  # fmt: skip
 
 
 def test_udp_is_measured_against_the_faster_of_two_plain_programs_with_tcp_beside(host):
