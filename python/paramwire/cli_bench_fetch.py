@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 import paramwire
 from paramwire import _bench
 from paramwire.cli_bench_common import Call, is_pattern, machine, measure
-from paramwire.cli_bench_output import Record, Recorder, number, yes
+from paramwire.cli_bench_output import Record, Recorder, yes
 from paramwire.cli_bench_peers import measure_peers, show_peers
 from paramwire.cli_bench_setting import (
     Setting,
@@ -24,15 +24,7 @@ from paramwire.cli_bench_setting import (
     setting_of,
     wanted_transports,
 )
-from paramwire.cli_common import (
-    console,
-    counted,
-    in_micros,
-    notes,
-    size_name,
-    steps_progress,
-    table,
-)
+from paramwire.cli_common import console, counted, in_micros, notes, number, size_name, steps_progress, table
 
 SHM_FIGURES = ("fetch cold", "fetch warm", "fetch_read cold", "first_view cold", "view warm")
 OTHER_FIGURES = ("fetch cold", "fetch warm")

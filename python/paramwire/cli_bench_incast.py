@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 import paramwire
 from paramwire.cli_bench_common import ROUNDS, is_pattern, percentiles, plain_memory
-from paramwire.cli_bench_output import Record, Recorder, number, yes
+from paramwire.cli_bench_output import Record, Recorder, yes
 from paramwire.cli_bench_setting import (
     GAUGES,
     address_for,
@@ -29,7 +29,7 @@ from paramwire.cli_bench_setting import (
     start_seconds,
     wanted_transports,
 )
-from paramwire.cli_common import console, in_micros, size_name, steps_progress, table
+from paramwire.cli_common import console, in_micros, number, size_name, steps_progress, table
 
 # Bytes that the client rotates through at each server.
 ROTATE_BYTES = 64 << 20

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paramwire.cli_bench_common import measure
-from paramwire.cli_bench_output import Record, Recorder, number, yes
+from paramwire.cli_bench_output import Record, Recorder, yes
 from paramwire.cli_bench_setting import (
     WAITS,
     Setting,
@@ -20,7 +20,7 @@ from paramwire.cli_bench_setting import (
     waits_of,
     wanted_transports,
 )
-from paramwire.cli_common import console, in_micros, size_name, steps_progress, table
+from paramwire.cli_common import console, in_micros, number, size_name, steps_progress, table
 
 # Calls before the clock counts, beside one pass over cold blocks: sockets, caches and clocks of the processor settle.
 WARM_UP_CALLS = 200

@@ -24,7 +24,8 @@ class Recorder:
     """
 
     def __init__(self, options: argparse.Namespace, show: Callable[[Sequence[Record]], None]) -> None:
-        """errors: CliError when a plot is asked for and can't be made: before anything is measured"""
+        """errors: CliError when a file is asked for and can't be made: before anything is measured"""
+        must_be_writable(options.csv, options.plot)
         if options.plot:
             need_matplotlib()
         self.options = options
@@ -55,6 +56,13 @@ class Recorder:
     ) -> None:
         if self.options.csv:
             write_csv(self.records, self.options.csv)
+
+
+def must_be_writable(*paths: str | None) -> None:
+    """Whether files can be written is known before hours of measuring, not after. None: not asked for."""
+    for path in paths:
+        if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+            raise CliError(f"{path} can't be written: its folder is not there, or it is a folder itself")
 
 
 def refuse_wrong(records: Sequence[Record]) -> None:
@@ -90,11 +98,6 @@ def write_csv(records: Iterable[Record], path: str) -> None:
             writer.writerows(rows)
     except OSError as error:
         raise CliError(f"{path} can't be written: {error.strerror}") from None
-
-
-def number(value: float | None) -> str:
-    """For a table: three digits, or "-" for what was not measured."""
-    return "-" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
 def yes(value: bool) -> str:

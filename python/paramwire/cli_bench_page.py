@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import paramwire
-from paramwire.cli_bench_output import number, yes
+from paramwire.cli_bench_output import yes
 from paramwire.cli_bench_plot import svg_text
-from paramwire.cli_common import CliError, in_bytes, in_micros, size_name
+from paramwire.cli_common import CliError, in_bytes, in_micros, number, size_name
 
 Record = dict[str, Any]
 # Title of a column, and its cell.

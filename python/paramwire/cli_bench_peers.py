@@ -27,9 +27,9 @@ from rich.progress import Progress
 
 from paramwire import _bench
 from paramwire.cli_bench_common import Call, Child, fill_pattern, is_pattern, measure, plain_memory
-from paramwire.cli_bench_output import Record, number, yes
+from paramwire.cli_bench_output import Record, yes
 from paramwire.cli_bench_setting import context, start_seconds
-from paramwire.cli_common import CliError, console, in_micros, notes, size_name, table
+from paramwire.cli_common import CliError, console, in_micros, notes, number, size_name, table
 
 # Bytes of blocks that a peer holds, and most blocks: what the peers' servers keep in memory is far above their bytes.
 ROTATE_BYTES = 256 << 20
@@ -40,6 +40,8 @@ IPERF_BYTES_MAX = 1 << 20
 # Gets of ucx_perftest that tell how many fit into the time of a figure.
 UCX_TRIAL_GETS = 50
 UCX_GETS_MAX = 100_000
+# Of an answer of Redis, read together with its head.
+REDIS_FIRST_BYTES = 4096
 LOOPBACK = "127.0.0.1"
 
 
@@ -118,7 +120,9 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(words: Sequence[str], **more: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for the time of the block; ended by its id."""
+    """A process for the time of the block; ended by its id, and by the kernel when this process is killed."""
+    if shutil.which("setpriv"):
+        words = ["setpriv", "--pdeathsig", "TERM", *words]
     process = subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **more
     )
@@ -229,19 +233,19 @@ class Redis:
     def get(self, request: bytes, target: memoryview) -> None:
         """`request` is get_words() of the key. Fills `target`.  errors: CliError when the block has another size"""
         self.link.sendall(request)
-        head = b"$%d\r\n" % len(target)
-        begun = self.link.recv(len(head) + min(len(target), 4096))
+        head, size = b"$%d\r\n" % len(target), len(target)
+        # A small answer comes in one call, end of line included; of a large one the body goes where it belongs.
+        begun = self.link.recv(len(head) + min(size + 2, REDIS_FIRST_BYTES))
         while len(begun) < len(head):
             begun += self.link.recv(len(head) - len(begun)) or self.gone()
         if not begun.startswith(head):
-            raise CliError(f"redis-server answered {begun[:32]!r}, not a block of {len(target)} bytes")
+            raise CliError(f"redis-server answered {begun[:32]!r}, not a block of {size} bytes")
         at = len(begun) - len(head)
-        target[:at] = begun[len(head) :]
-        while at < len(target):
+        target[: min(at, size)] = begun[len(head) : len(head) + size]
+        while at < size:
             at += self.link.recv_into(target[at:]) or len(self.gone())
-        end = b""
-        while len(end) < 2:
-            end += self.link.recv(2 - len(end)) or self.gone()
+        while at < size + 2:
+            at += len(self.link.recv(size + 2 - at) or self.gone())
 
     def gone(self) -> bytes:
         raise CliError("redis-server closed the connection")

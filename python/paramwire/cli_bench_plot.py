@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from paramwire.cli_common import CliError, size_name
+from paramwire.cli_common import CliError, number, size_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +165,7 @@ def bars(
         drawn = axes.bar(
             places, [0 if value is None else value for value in values], width * 0.92, color=colours, label=label
         )
-        axes.bar_label(drawn, ["" if value is None else f"{value:.3g}" for value in values], fontsize=7)
+        axes.bar_label(drawn, ["" if value is None else number(value) for value in values], fontsize=7)
     axes.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0, fontsize=8)
     axes.grid(True, axis="y", color="#e5e5e5", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -213,6 +213,9 @@ def draw_mixed(figure: Figure, records: Sequence[Record]) -> None:
             found = {f"{r['transport']}, {size_name(r['bytes'])}": r[name] for r in records if r["phase"] == phase}
             series.append((phase, [found.get(key) for key in names], tints[at % len(tints)]))
         bars(axes, names, series)
+        axes.set_yscale("log")  # transports are powers of ten apart
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
         axes.set_ylabel("microseconds")
         axes.set_title(title, fontsize=10, loc="left")
         axes.legend(fontsize=8, frameon=False)

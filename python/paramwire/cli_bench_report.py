@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paramwire.cli_bench_common import PYTHON_MODULE, machine
-from paramwire.cli_bench_output import Record, refuse_wrong
+from paramwire.cli_bench_output import Record, must_be_writable, refuse_wrong
 from paramwire.cli_bench_page import BENCHES, Failure, page
 from paramwire.cli_common import CliError, console, json_line, notes, steps_progress
 
@@ -37,6 +37,7 @@ RUN_SECONDS = 3600.0
 
 def bench_report(options: argparse.Namespace) -> int:
     """errors: CliError when a run failed, or bytes were wrong; the page is written first, and says so"""
+    must_be_writable(options.out, options.keep)
     if options.records:
         records = [record for path in options.records for record in read_records(path)]
         failures: list[Failure] = []

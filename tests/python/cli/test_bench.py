@@ -184,6 +184,14 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(capsys
     assert "pip install 'paramwire[bench]'" in error
 
 
+@pytest.mark.parametrize("option", ["--csv", "--plot"])
+def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(capsys, tmp_path, monkeypatch, option):
+    monkeypatch.setattr(cli_bench_common, "PYTHON_MODULE", ("/nonexistent",))
+    records, error = run(capsys, "latency", option, str(tmp_path / "nowhere" / "x"), status=1)
+    assert records == []
+    assert "nowhere/x can't be written" in error
+
+
 def report(runs, tmp_path, *words, status=0):
     folder, made = runs
     files = []
