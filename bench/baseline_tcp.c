@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <stddef.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/types.h>
 
 /* What a client sends. Both ends run on one host, so the byte order is the host's. */
@@ -12,6 +13,9 @@ struct request {
   uint64_t offset;
   uint64_t size;
 };
+
+/* A socket's own time limit ends a call with EAGAIN. */
+static int as_timeout(int error) { return error == EAGAIN ? ETIMEDOUT : error; }
 
 /* 0, errno, or ECONNRESET when the peer closed before all came; *got tells how much did. */
 static int receive_all(int fd, void *target, size_t size, size_t *got) {
@@ -22,7 +26,7 @@ static int receive_all(int fd, void *target, size_t size, size_t *got) {
     } else if (part == 0) {
       return ECONNRESET;
     } else if (errno != EINTR) {
-      return errno;
+      return as_timeout(errno);
     }
   }
   return 0;
@@ -34,15 +38,18 @@ static int send_all(int fd, const void *source, size_t size) {
     if (part >= 0) {
       sent += (size_t)part;
     } else if (errno != EINTR) {
-      return errno;
+      return as_timeout(errno);
     }
   }
   return 0;
 }
 
-int baseline_tcp_options(int fd) {
+int baseline_tcp_options(int fd, uint32_t timeout_ms) {
   const int on = 1;
-  return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0 ? 0 : errno;
+  const struct timeval limit = {.tv_sec = timeout_ms / 1000, .tv_usec = timeout_ms % 1000 * 1000};
+  if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) return errno;
+  if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0) return errno;
+  return setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0 ? 0 : errno;
 }
 
 int baseline_tcp_serve(int fd, const void *region, uint64_t region_size) {

@@ -1,12 +1,13 @@
-// Fetches and views from C++ beside memcpy and plain TCP, server and client as two processes: one JSON object a line, to stdout.
+// Fetches and views from C++ beside memcpy, plain TCP and plain UDP, server and client as two processes: one JSON object a line, to
+// stdout.
 //
-//   fetch_bench [--transport shm|tcp|all] [--seconds S] [--rotate MIB] [--sizes BYTES,BYTES,...]
+//   fetch_bench [--transport shm|tcp|udp|all] [--seconds S] [--rotate MIB] [--sizes BYTES,BYTES,...]
 //
-// The records have the fields of `paramwire bench fetch --json`, with "language": "c++". memory "cold": source and target move on
+// The records have fields of `paramwire bench fetch --json`, with "language": "c++"; udp has a record for each plain UDP program. memory "cold": source and target move on
 // through --rotate MiB each (default 1024), so neither is in a cache; "warm": one block over and over. Each figure's time
 // (--seconds, default 2) is cut in 8 rounds of both sides, interleaved; `ratio` is the median over the rounds. After the timed
 // calls the targets are cleared, fetched once more and compared with what was published; wrong bytes end the run with status 1.
-#include "baseline_tcp.h"
+#include "plain_programs.hpp"
 
 #include "paramwire/client/client.hpp"
 #include "paramwire/server/server.hpp"
@@ -21,13 +22,10 @@
 #include <ctime>
 #include <filesystem>
 #include <functional>
-#include <netinet/in.h>
 #include <string>
 #include <string_view>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -73,22 +71,8 @@ void fill_pattern(std::byte* region, std::size_t size) {
 struct Ready {
   char address[256];
   char tcp_address[64];
-  std::uint16_t baseline_port;
+  paramwire_bench::PlainPorts plain;
 };
-
-int listen_baseline(std::uint16_t& port) {
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (listener < 0 || bind(listener, generic, size) != 0 || listen(listener, 16) != 0 || getsockname(listener, generic, &size) != 0) {
-    fail(std::string("plain TCP listener: ") + std::strerror(errno));
-  }
-  port = ntohs(address.sin_port);
-  return listener;
-}
 
 // Serves until the other end of `stop` closes.
 [[noreturn]] void run_server(int ready_fd, int stop, const std::string& folder, std::size_t size, std::size_t count) {
@@ -105,20 +89,14 @@ int listen_baseline(std::uint16_t& port) {
   need(publish.finish());
 
   Ready ready{};
-  const int listener = listen_baseline(ready.baseline_port);
+  if (const int error = paramwire_bench::serve_plain(region, size * count, ready.plain); error != 0) {
+    fail(std::string("plain servers: ") + std::strerror(error));
+  }
   for (const Endpoint& endpoint : server->endpoints()) {
     const bool tcp = endpoint.kind == Endpoint::Kind::kTcp;
     char* target = tcp ? ready.tcp_address : ready.address;
     std::snprintf(target, tcp ? sizeof ready.tcp_address : sizeof ready.address, "%s", endpoint.to_string().c_str());
   }
-  std::thread([listener, region, size, count] {
-    for (;;) {
-      const int client = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-      if (client < 0) return;
-      if (baseline_tcp_options(client) == 0) baseline_tcp_serve(client, region, size * count);
-      close(client);
-    }
-  }).detach();
   if (write(ready_fd, &ready, sizeof ready) != sizeof ready) fail("the parent is gone");
   char end = 0;
   while (read(stop, &end, 1) > 0) {
@@ -306,10 +284,12 @@ class Figures {
     options.transport = transport;
     const auto client = need(Client::connect(shm ? server_.facts.address : server_.facts.tcp_address, options));
     const auto snapshot = need(client->snapshot({}));
-    fetches(*client, *snapshot, transport, false, count_, "cold");
-    fetches(*client, *snapshot, transport, false, 1, "warm");
+    for (const std::string_view baseline : shm ? std::vector<std::string_view>{"memcpy"} : paramwire_bench::plain_programs(transport)) {
+      fetches(*client, *snapshot, transport, baseline, count_, "cold");
+      fetches(*client, *snapshot, transport, baseline, 1, "warm");
+    }
     if (!shm) return;
-    fetches(*client, *snapshot, transport, true, count_, "cold");
+    fetches(*client, *snapshot, transport, "memcpy and read", count_, "cold");
     first_views(options);
     later_views(*client, *snapshot);
   }
@@ -329,7 +309,8 @@ class Figures {
     return {bench, transport, memory, baseline, size_, count, seconds_, server_.pid()};
   }
 
-  void fetches(Client& client, Snapshot& snapshot, std::string_view transport, bool read, std::size_t count, std::string_view memory) {
+  void fetches(Client& client, Snapshot& snapshot, std::string_view transport, std::string_view name, std::size_t count, std::string_view memory) {
+    const bool read = name == "memcpy and read";
     for (std::size_t i = 0; i < count; ++i) fetch(snapshot, i);  // the first touch of pages is nobody's figure
     const ClientStats before = client.stats();
     const Call ours = [&](std::size_t i) {
@@ -340,14 +321,14 @@ class Figures {
       copy(i);
       if (read) read_all(memory_.target + i * size_, size_);
     };
-    int plain = -1;
-    if (transport == "tcp") {
-      plain = connect_baseline();
-      baseline = [&](std::size_t i) {
-        if (baseline_tcp_fetch(plain, i * size_, memory_.target + i * size_, size_) != 0) fail("the plain TCP server is gone");
+    paramwire_bench::PlainClient plain;
+    if (transport != "shm") {
+      const auto must = [name](int error) {
+        if (error != 0) fail(std::string(name) + ": " + std::strerror(error));
       };
+      must(plain.open(name, server_.facts.plain));
+      baseline = [&, must](std::size_t i) { must(plain.fetch(i * size_, memory_.target + i * size_, size_)); };
     }
-    const std::string_view name = transport == "tcp" ? "plain tcp" : read ? "memcpy and read" : "memcpy";
     run_case(make_case(read ? "fetch_read" : "fetch", transport, memory, name, count), ours, baseline, [&] {
       const ClientStats after = client.stats();
       std::memset(memory_.target, 0, size_ * count);
@@ -355,7 +336,6 @@ class Figures {
       return Checked{after.link.blocks_verified - before.link.blocks_verified, after.retries - before.retries,
                      std::memcmp(memory_.target, memory_.source, size_ * count) == 0};
     });
-    if (plain >= 0) close(plain);
   }
 
   // What was verified is known to a client for good, so each pass over the blocks takes a fresh client, outside the clock.
@@ -417,18 +397,6 @@ class Figures {
     });
   }
 
-  int connect_baseline() const {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(server_.facts.baseline_port);
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || baseline_tcp_options(fd) != 0) {
-      fail(std::string("plain TCP client: ") + std::strerror(errno));
-    }
-    return fd;
-  }
-
   const ServerProcess& server_;
   Memory memory_;
   std::size_t size_, count_;
@@ -446,7 +414,7 @@ struct Arguments {
 bool parse(int argc, char** argv, Arguments& arguments) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string_view option = argv[i], value = argv[i + 1];
-    if (option == "--transport" && (value == "shm" || value == "tcp")) {
+    if (option == "--transport" && (value == "shm" || value == "tcp" || value == "udp")) {
       arguments.transports = {value};
     } else if (option == "--seconds") {
       arguments.seconds = std::strtod(argv[i + 1], nullptr);
@@ -473,7 +441,7 @@ bool parse(int argc, char** argv, Arguments& arguments) {
 int main(int argc, char** argv) {
   Arguments arguments;
   if (!parse(argc, argv, arguments)) {
-    std::fprintf(stderr, "usage: fetch_bench [--transport shm|tcp|all] [--seconds S] [--rotate MIB] [--sizes BYTES,BYTES,...]\n");
+    std::fprintf(stderr, "usage: fetch_bench [--transport shm|tcp|udp|all] [--seconds S] [--rotate MIB] [--sizes BYTES,BYTES,...]\n");
     return 2;
   }
   for (const std::size_t size : arguments.sizes) {

@@ -144,7 +144,7 @@ step_build() {
 
 # What goes into the wheel.
 package_key() {
-  content_key CMakeLists.txt LICENSE README.md pyproject.toml bench/baseline_tcp.* bindings cmake cpp python -- "$(cat "$stamps/venv")" "$PWD"
+  content_key CMakeLists.txt LICENSE README.md pyproject.toml bench/baseline_* bindings cmake cpp python -- "$(cat "$stamps/venv")" "$PWD"
 }
 
 step_install() {

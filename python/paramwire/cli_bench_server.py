@@ -1,4 +1,4 @@
-"""The server process of `paramwire bench fetch`: blocks cut from the pattern, over paramwire and over plain TCP.
+"""The server process of `paramwire bench`: blocks cut from the pattern, over paramwire and over plain TCP and UDP.
 
 Prints one JSON line when it serves, and ends when its stdin does.
 """
@@ -7,55 +7,113 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import paramwire
 from paramwire import _bench
-from paramwire.cli_bench_common import pattern
+from paramwire.cli_bench_common import fill_pattern
 from paramwire.cli_common import json_line
 from paramwire.cli_memory import memory_now
 
 
-def answer(listener: socket.socket, region: npt.NDArray[np.uint8]) -> None:
-    """Serves one client of the baseline after another until the listener is closed."""
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        # A client that is killed resets its connection: the next one is served.
-        with connection, contextlib.suppress(OSError):
-            _bench.tcp_options(connection.fileno())
-            _bench.tcp_serve(connection.fileno(), region)
+class PlainServers:
+    """Answers the plain TCP and UDP clients of bench/baseline_*.h, each in a thread, until `close()`.
+
+    Their threads end before the interpreter does: one that comes back from C while it ends would end the process badly.
+    """
+
+    def __init__(self, host: str, region: npt.NDArray[np.uint8]) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.region = region
+        self.listener = socket.create_server((host, 0), family=family)
+        self.datagrams = socket.socket(family, socket.SOCK_DGRAM)
+        self.datagrams.bind((host, 0))
+        self.connection: socket.socket | None = None
+        self.threads = [threading.Thread(target=run, name="baseline") for run in (self.answer_tcp, self.answer_udp)]
+        for thread in self.threads:
+            thread.start()
+
+    def answer_tcp(self) -> None:
+        """One client after another."""
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            # A client that is killed resets its connection: the next one is served.
+            with connection, contextlib.suppress(OSError):
+                self.connection = connection
+                _bench.tcp_options(connection.fileno())
+                _bench.tcp_serve(connection.fileno(), self.region)
+
+    def answer_udp(self) -> None:
+        _bench.udp_serve(self.datagrams.fileno(), self.region)
+
+    def close(self) -> None:
+        """Shutting a socket down wakes who waits for it, which closing it does not."""
+        for each in (self.listener, self.connection, self.datagrams):
+            with contextlib.suppress(OSError):  # unconnected sockets say so, and are shut down all the same
+                if each is not None:
+                    each.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads:
+            thread.join()
+        self.listener.close()
+        self.datagrams.close()
+
+
+@contextlib.contextmanager
+def server_at(host: str, busy_poll: bool = False) -> Iterator[paramwire.Server]:
+    """On a free port of `host`, and on a unix socket, for the time of the block.
+
+    busy_poll:  poll for requests, where this build has it
+    """
+    more: dict[str, Any] = {}
+    if busy_poll and "udp_busy_poll" in inspect.signature(paramwire.Server).parameters:
+        more["udp_busy_poll"] = True
+    with contextlib.ExitStack() as stack:
+        if host != "127.0.0.1":
+            # Whoever names an address has no unix socket by default.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="paramwire-"))
+            more["listen"] = [f"tcp://[{host}]:0", f"unix:{folder}/bench"]
+        yield stack.enter_context(paramwire.Server(**more))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--busy-poll", action="store_true")
+    parser.add_argument("--offset", type=int, default=0, help="of the first block in the pattern")
     options = parser.parse_args()
     region = np.empty(options.size * options.count, np.uint8)
-    step = 1 << 24
-    for at in range(0, region.size, step):
-        region[at : at + step] = pattern(at, min(step, region.size - at))
-    with paramwire.Server() as server, socket.create_server(("127.0.0.1", 0)) as listener:
+    fill_pattern(region, options.offset)
+    with (
+        server_at(options.host, options.busy_poll) as server,
+        contextlib.closing(PlainServers(options.host, region)) as plain,
+    ):
         before, begin = shared_and_anonymous(), time.perf_counter()
         with server.publish(base=None) as publish:
             for index in range(options.count):
                 publish.put(f"block.{index}", region[index * options.size : (index + 1) * options.size])
-        threading.Thread(target=answer, args=(listener, region), name="baseline", daemon=True).start()
         json_line(
             {
                 "endpoints": list(server.endpoints),
                 "address": server.address,
-                "baseline": listener.getsockname()[1],
+                "host": options.host,
+                "baseline": plain.listener.getsockname()[1],
+                "baseline_udp": plain.datagrams.getsockname()[1],
                 "pid": os.getpid(),
                 "publish_seconds": time.perf_counter() - begin,
                 "memory_bytes": shared_and_anonymous() - before,

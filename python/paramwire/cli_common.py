@@ -114,6 +114,11 @@ def in_micros(value: float | None) -> str:
     return f"{value:.2f} us" if value < 100 else f"{value:.0f} us"
 
 
+def number(value: float | None) -> str:
+    """For a table: three digits, or "-" for what was not measured."""
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
 def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 

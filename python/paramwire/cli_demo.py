@@ -289,6 +289,6 @@ def link_gb_per_s() -> float:
             _bench.tcp_options(fd)
             figures = measure(
                 lambda index: _bench.tcp_fetch(fd, index * LINK_BLOCK, targets[index]),
-                None, count=LINK_BLOCKS, size=LINK_BLOCK, seconds=LINK_SECONDS, server_pid=server.pid,
+                {}, count=LINK_BLOCKS, size=LINK_BLOCK, seconds=LINK_SECONDS, server_pid=server.pid,
             )  # fmt: skip
         return float(figures["gb_per_s_best_round"])

@@ -67,7 +67,8 @@ def test_wrong_usage_ends_with_status_2(arguments, capsys):
 def test_every_command_has_a_help_page(capsys):
     for words in (
         [], ["serve"], ["put"], ["get"], ["ls"], ["stat"], ["generate"], ["demo"],
-        ["bench"], ["bench", "fetch"], ["bench", "generate"], ["bench", "memory"],
+        ["bench"], ["bench", "fetch"], ["bench", "latency"], ["bench", "incast"], ["bench", "mixed"],
+        ["bench", "report"], ["bench", "generate"], ["bench", "memory"],
     ):  # fmt: skip
         with pytest.raises(SystemExit) as ended:
             main([*words, "--help"])
