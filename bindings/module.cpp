@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core, module) {
   bind_publish(module);
   bind_server(module);
   bind_view(module);
+  bind_dlpack(module);
   bind_client(module);
   bind_snapshot(module);
   bind_graph(module);

@@ -9,6 +9,7 @@ void bind_checksums(pybind11::module_& module);
 void bind_publish(pybind11::module_& module);
 void bind_server(pybind11::module_& module);
 void bind_view(pybind11::module_& module);
+void bind_dlpack(pybind11::module_& module);
 void bind_client(pybind11::module_& module);
 void bind_snapshot(pybind11::module_& module);
 void bind_graph(pybind11::module_& module);
