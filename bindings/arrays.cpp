@@ -193,14 +193,14 @@ Target::Target(py::handle object) {
   // again would take it twice.
   const bool shares = PyObject_CheckBuffer(object.ptr()) != 0 || py::hasattr(object, "__dlpack__") || py::hasattr(object, "__array_interface__") ||
                       py::hasattr(object, "__cuda_array_interface__");
-  if (!shares) throw py::type_error(cat("out must be a writable array or buffer, not ", type_name(object)));
+  if (!shares) throw py::type_error(cat("out must be a writable buffer or array, not ", type_name(object)));
   take_array(given_from("out", object));
 }
 
 void Target::take_array(Given given) {
   given_.emplace(std::move(given));
   py::array& array = given_->array;
-  if (!array.writeable()) raise_invalid("out is read-only");
+  if (!array.writeable()) raise_invalid("out must be writable, and is read-only");
   if (big_endian(array.dtype())) raise_invalid("out is big-endian: blocks are little-endian");
   if (array.dtype().kind() == 'O') raise_invalid("out holds Python objects, not bytes");
   scattered_ = !c_contiguous(array);

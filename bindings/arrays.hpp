@@ -69,6 +69,7 @@ class Target {
   // Moves the copy to where it belongs. Once, after success.
   void finish();
   bool fits(DType dtype, const Shape& shape) const;
+  bool is_array() const noexcept { return given_.has_value(); }
   std::string describe() const;
   std::span<std::byte> bytes() const noexcept { return bytes_; }
 

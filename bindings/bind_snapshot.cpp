@@ -56,7 +56,7 @@ class Problems {
 };
 
 std::string misfit(std::string_view name, const Snapshot::Layout& layout, const std::string& target) {
-  return cat("tensor \"", name, "\" is ", dtype_name(layout.dtype), ' ', layout.shape, " (", layout.bytes, " bytes), its target ", target);
+  return cat("tensor \"", name, "\" is ", dtype_name(layout.dtype), ' ', layout.shape, ", its target ", target);
 }
 
 bool any_match(py::handle name, py::handle patterns) {
@@ -152,7 +152,11 @@ void Batch::add_many(const Snapshot& snapshot, py::handle names, py::handle allo
     requests_->names.emplace_back(utf8(wanted[i].first));
     requests_->requests.emplace_back();
     add_target(layouts[i], wanted[i].second);
-    if (last_ != nullptr && !last_->fits(layouts[i].dtype, layouts[i].shape)) problems.add(misfit(utf8(wanted[i].first), layouts[i], last_->describe()));
+    if (last_ != nullptr && !last_->fits(layouts[i].dtype, layouts[i].shape)) {
+      const std::string_view name = utf8(wanted[i].first);
+      problems.add(last_->is_array() ? misfit(name, layouts[i], last_->describe())
+                                     : cat("tensor \"", name, "\" has ", layouts[i].bytes, " bytes, its target ", last_->bytes().size()));
+    }
     many_[wanted[i].first] = one_;
   }
   problems.raise_any();

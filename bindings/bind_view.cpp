@@ -204,7 +204,7 @@ void bind_view(py::module_& module) {
       .def("release", &PyView::release)
       .def("__dlpack__", &PyView::dlpack, py::kw_only(), py::arg("stream") = none, py::arg("max_version") = none, py::arg("dl_device") = none,
            py::arg("copy") = none)
-      .def("__dlpack_device__", [](const PyView&) { return dlpack::host_device(); })
+      .def("__dlpack_device__", [](const PyView& /*self*/) { return dlpack::host_device(); })
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](PyView& self, const py::object&, const py::object&, const py::object&) { self.leave(); }, py::arg("type"),
            py::arg("value"), py::arg("traceback"));

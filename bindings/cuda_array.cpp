@@ -35,7 +35,9 @@ Given take_cuda_array(std::string_view what, py::handle object) {
   if (version < 2) raise_invalid(cat(what, ": its __cuda_array_interface__ has version ", version, ", not 2 or 3"));
   if (fields.contains("mask") && !fields["mask"].is_none()) raise_invalid(cat(what, " has a mask: fill the masked elements first"));
   const auto typestr = value_of<std::string>(what, field(what, fields, "typestr"), "typestr", "a type string such as \"<f4\"");
-  const Shape shape = shape_from(value_of<py::tuple>(what, field(what, fields, "shape"), "shape", "a tuple"));
+  const py::object axes = field(what, fields, "shape");
+  if (!py::isinstance<py::tuple>(axes)) raise_invalid(cat(what, ": \"shape\" of its __cuda_array_interface__ is ", std::string(py::repr(axes)), ", not a tuple"));
+  const Shape shape = shape_from(axes);
   const auto data = value_of<std::pair<std::uint64_t, bool>>(what, field(what, fields, "data"), "data", "(pointer, read-only)");
   const auto type = [&] {
     try {

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = PARAMWIRE_VERSION;
   bind_errors(module);
   bind_checksums(module);
+  bind_available(module);
   bind_publish(module);
   bind_server(module);
   bind_view(module);
