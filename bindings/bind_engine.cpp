@@ -1,3 +1,4 @@
+#include "arrays.hpp"
 #include "calls.hpp"
 #include "client.hpp"
 #include "convert.hpp"

@@ -19,6 +19,8 @@ namespace {
 constexpr std::uint64_t kBatchBytes = std::uint64_t{4} << 20;
 constexpr std::size_t kBatchItems = 1024;
 
+std::string quoted(const std::string& name) { return cat("tensor \"", name, '"'); }
+
 }  // namespace
 
 PublishOptions publish_options(py::handle base, py::handle timeout) {
@@ -49,9 +51,9 @@ auto PyPublish::call(Work work, py::object keep) {
   return without_gil(locked);
 }
 
-Source PyPublish::source(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads) {
+Source PyPublish::source(const std::string& name, Given given, py::handle dtype, py::handle shape, py::handle rows, py::handle heads) {
   const std::uint64_t before = counters_->copies;
-  Source out = source_from(name, array, dtype, shape, rows, heads, counters_->copies);
+  Source out = source_from(name, std::move(given), dtype, shape, rows, heads, counters_->copies);
   copies_ += counters_->copies - before;
   return out;
 }
@@ -80,13 +82,13 @@ void PyPublish::send(std::vector<Item> items) {
 
 void PyPublish::put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads) {
   std::vector<Item> items;
-  items.push_back({name, source(name, array, dtype, shape, rows, heads)});
+  items.push_back({name, source(name, given_from(quoted(name), array), dtype, shape, rows, heads)});
   send(std::move(items));
 }
 
 void PyPublish::put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape) {
   if (block_bytes == 0) raise_invalid("block_bytes is 0");
-  const Source whole = source(name, array, dtype, shape, py::none(), py::none());
+  const Source whole = source(name, given_from(quoted(name), array), dtype, shape, py::none(), py::none());
   // What the tensor was cut into before would overlap.
   const Status removed = call([name, options = options_](Publisher& publisher) { return publisher.remove(name, options); });
   if (!removed.ok() && removed.error().code() != Code::kNotFound) raise(removed.error());
@@ -124,17 +126,20 @@ void PyPublish::put_all(py::handle mapping) {
   for (const py::handle item : py::object(mapping.attr("items")())) {
     const auto pair = py::reinterpret_borrow<py::tuple>(item);
     const auto name = pair[0].cast<std::string>();
-    const py::array array = as_array(name, pair[1]);
+    Given given = given_from(quoted(name), pair[1]);
+    const py::array& array = given.array;
     if (array.nbytes() > 0) {
       kept.append(array);
-      Key key{array.data(), py::str(py::object(array.dtype())), {array.shape(), array.shape() + array.ndim()}, {array.strides(), array.strides() + array.ndim()}};
+      // The label where the protocol gave one: numpy may show two types alike.
+      const std::string type = given.label ? std::string(dtype_name(*given.label)) : std::string(py::str(py::object(array.dtype())));
+      Key key{array.data(), type, {array.shape(), array.shape() + array.ndim()}, {array.strides(), array.strides() + array.ndim()}};
       const auto [at, fresh] = seen.emplace(std::move(key), name);
       if (!fresh) {
         ties.emplace_back(name, at->second);
         continue;
       }
     }
-    batch.push_back({name, source(name, array, py::none(), py::none(), py::none(), py::none())});
+    batch.push_back({name, source(name, std::move(given), py::none(), py::none(), py::none(), py::none())});
     bytes += batch.back().source.bytes.size();
     if (bytes >= kBatchBytes || batch.size() >= kBatchItems) flush();
   }

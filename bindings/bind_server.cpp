@@ -5,7 +5,6 @@
 #include "publish.hpp"
 
 #include "paramwire/base/text.hpp"
-#include "paramwire/engine/engine.hpp"
 #include "paramwire/server/server.hpp"
 
 #include <memory>
@@ -147,28 +146,6 @@ std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, co
   return std::make_unique<PyServer>(options);
 }
 
-template <typename Rows>
-py::list availability(const Rows& rows) {
-  py::list out;
-  for (const auto& row : rows) out.append(py::dict(py::arg("name") = row.name, py::arg("usable") = row.usable, py::arg("reason") = row.reason));
-  return out;
-}
-
-// What this build and this machine have, seam by seam, with the reason for each "no".
-py::dict available() {
-  const auto tiers = without_gil([] { return available_tiers(); });
-  const auto backends = without_gil([] { return available_backends(); });
-  std::vector<Availability> transports;
-  for (const Availability& tier : tiers) {
-    // Readers map the memory of the tier "memory": where that can't be had, neither can shm.
-    if (tier.name == "memory") transports.push_back({"shm", tier.usable, tier.usable ? "same host, over a unix socket of the server" : tier.reason});
-  }
-  transports.push_back({"tcp", true, "anywhere that the server listens"});
-  const std::vector<Availability> coordinators{{"memory", true, "in the server's process; state= keeps its epoch over restarts"}};
-  return py::dict(py::arg("transports") = availability(transports), py::arg("tiers") = availability(tiers), py::arg("backends") = availability(backends),
-                  py::arg("coordinators") = availability(coordinators));
-}
-
 }  // namespace
 
 void bind_server(py::module_& module) {
@@ -188,7 +165,6 @@ void bind_server(py::module_& module) {
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](PyServer& self, const py::object& type, const py::object&, const py::object&) { self.close(type.is_none() ? 5.0 : 0.0); },
            py::arg("type"), py::arg("value"), py::arg("traceback"));
-  module.def("available", &available);
 }
 
 }  // namespace paramwire::bindings

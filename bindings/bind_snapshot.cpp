@@ -55,6 +55,10 @@ class Problems {
   std::size_t missing_ = 0;
 };
 
+std::string misfit(std::string_view name, const Snapshot::Layout& layout, const std::string& target) {
+  return cat("tensor \"", name, "\" is ", dtype_name(layout.dtype), ' ', layout.shape, ", its target ", target);
+}
+
 bool any_match(py::handle name, py::handle patterns) {
   const py::object match = py::module_::import("fnmatch").attr("fnmatchcase");
   for (const py::handle pattern : patterns) {
@@ -70,6 +74,7 @@ bool any_match(py::handle name, py::handle patterns) {
 void Batch::add_target(const Snapshot::Layout& layout, py::handle out) {
   FetchRequest& request = requests_->requests.back();
   bytes_ += layout.bytes;
+  last_ = nullptr;
   if (out.is_none()) {
     py::array made = new_array(layout.dtype, layout.shape);
     request.target = bytes_of(made);
@@ -78,10 +83,22 @@ void Batch::add_target(const Snapshot::Layout& layout, py::handle out) {
     return;
   }
   auto target = std::make_unique<Target>(out);
-  request.target = target->bytes();
+  last_ = target.get();
   keep_.append(out);
   keep_.append(py::capsule(target.release(), [](void* held) { delete static_cast<Target*>(held); }));
+  if (last_->scattered()) {
+    last_->stage(layout.dtype, layout.shape);
+    staged_.push_back(last_);
+  }
+  request.target = last_->bytes();
   one_ = py::reinterpret_borrow<py::object>(out);
+}
+
+void Batch::finish(Counters& counters) {
+  for (Target* target : std::exchange(staged_, {})) {
+    target->finish();
+    counters.copies.fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
 void Batch::add(const Snapshot& snapshot, std::string_view name, const Shard& part, py::handle out) {
@@ -121,9 +138,9 @@ void Batch::add_many(const Snapshot& snapshot, py::handle names, py::handle allo
       continue;
     }
     if (is_ndarray(out)) {
-      const auto array = py::reinterpret_borrow<py::array>(out);
-      if (!fits(array, layout->dtype, layout->shape)) {
-        problems.add(cat("tensor \"", utf8(name), "\" is ", dtype_name(layout->dtype), ' ', layout->shape, ", its target ", describe(array)));
+      const Given given{py::reinterpret_borrow<py::array>(out), std::nullopt, std::nullopt};
+      if (!fits(given, layout->dtype, layout->shape)) {
+        problems.add(misfit(utf8(name), *layout, describe(given.array)));
         continue;
       }
     }
@@ -135,8 +152,10 @@ void Batch::add_many(const Snapshot& snapshot, py::handle names, py::handle allo
     requests_->names.emplace_back(utf8(wanted[i].first));
     requests_->requests.emplace_back();
     add_target(layouts[i], wanted[i].second);
-    if (requests_->requests.back().target.size() != layouts[i].bytes) {
-      problems.add(cat("tensor \"", utf8(wanted[i].first), "\" has ", layouts[i].bytes, " bytes, its target ", requests_->requests.back().target.size()));
+    if (last_ != nullptr && !last_->fits(layouts[i].dtype, layouts[i].shape)) {
+      const std::string_view name = utf8(wanted[i].first);
+      problems.add(last_->is_array() ? misfit(name, layouts[i], last_->describe())
+                                     : cat("tensor \"", name, "\" has ", layouts[i].bytes, " bytes, its target ", last_->bytes().size()));
     }
     many_[wanted[i].first] = one_;
   }
@@ -151,10 +170,13 @@ std::shared_ptr<Batch::Requests> Batch::requests() {
 
 // ---------------------------------------------------------------- ticket
 
+PyTicket::PyTicket(Ticket ticket, std::unique_ptr<Batch> batch, std::shared_ptr<ClientCore> core)
+    : ticket_(std::move(ticket)), batch_(std::move(batch)), core_(std::move(core)) {}
+
 PyTicket::~PyTicket() {
   if (ticket_.done()) return;
   // Its targets are being written to: they go when it is done.
-  keep_until([ticket = ticket_, names = names_] { return ticket.done(); }, std::move(keep_));
+  keep_until([ticket = ticket_, requests = batch_->requests()] { return ticket.done(); }, batch_->keep());
 }
 
 py::object PyTicket::wait(py::handle timeout) {
@@ -166,7 +188,8 @@ py::object PyTicket::wait(py::handle timeout) {
     const Status status = without_gil([&] { return ticket_.wait(CallOptions{std::max<Micros>(0, left)}); });
     if (ticket_.done()) {
       check(without_gil([this] { return ticket_.wait(CallOptions{0}); }));
-      return result_;
+      batch_->finish(core_->counters);
+      return batch_->result();
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     if (steady_clock().now() >= until) check(status);
@@ -229,6 +252,7 @@ py::object PySnapshot::run(Batch& batch, const CallOptions& options) {
   const Status status = direct ? without_gil(work) : interruptible(work, batch.keep());
   core_->reads_ready.store(status.ok(), std::memory_order_relaxed);
   check(status);
+  batch.finish(core_->counters);
   return batch.result();
 }
 
@@ -238,7 +262,7 @@ py::object PySnapshot::fetch(const py::str& name, py::handle rows, py::handle he
   if (!out.is_none() && core_->shm && core_->reads_ready.load(std::memory_order_relaxed)) {
     // The hot path of small blocks: nothing is made, nothing looked up twice.
     const Target target(out);
-    if (target.bytes().size() <= kDirectBytes) {
+    if (!target.scattered() && target.bytes().size() <= kDirectBytes) {
       FetchRequest request;
       request.tensor = utf8(name);
       request.part = part;
@@ -273,16 +297,16 @@ std::unique_ptr<PyTicket> PySnapshot::fetch_async(py::handle names, py::handle r
                                                   py::handle allow_missing) {
   drop_finished();
   const CallOptions options{micros(timeout, "timeout")};
-  Batch batch;
+  auto batch = std::make_unique<Batch>();
   if (py::isinstance<py::str>(names)) {
-    batch.add(*snapshot_, utf8(py::reinterpret_borrow<py::str>(names)), shard_from(rows, heads), out);
+    batch->add(*snapshot_, utf8(py::reinterpret_borrow<py::str>(names)), shard_from(rows, heads), out);
   } else {
     if (!rows.is_none() || !heads.is_none() || !out.is_none()) raise_invalid("rows, heads and out belong to one tensor; several take {name: out}");
-    batch.add_many(*snapshot_, names, allow_missing);
+    batch->add_many(*snapshot_, names, allow_missing);
   }
-  const auto requests = batch.requests();
+  const auto requests = batch->requests();
   auto ticket = take(without_gil([&] { return snapshot_->fetch_async(requests->requests, options); }));
-  return std::make_unique<PyTicket>(std::move(ticket), requests, batch.keep(), batch.result());
+  return std::make_unique<PyTicket>(std::move(ticket), std::move(batch), core_);
 }
 
 std::unique_ptr<PyView> PySnapshot::view(const std::string& name, py::handle rows, py::handle heads) {

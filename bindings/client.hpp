@@ -1,7 +1,8 @@
 // Client, Snapshot, Ticket and View as Python sees them.
 #pragma once
 
-#include "convert.hpp"
+#include "arrays.hpp"
+#include "view.hpp"
 #include "publish.hpp"
 
 #include "paramwire/client/client.hpp"
@@ -15,41 +16,6 @@
 #include <vector>
 
 namespace paramwire::bindings {
-
-// ---------------------------------------------------------------- view
-
-// A view of a block as a buffer. Exports are counted: the bytes stay until the last one is gone.
-class PyView {
- public:
-  PyView(BlockView view, Snapshot::Layout layout) : view_(std::move(view)), layout_(layout) { fill_buffer_shape(); }
-  ~PyView();
-
-  // errors: BufferError while arrays or memoryviews of it live.
-  void release();
-  // As release(), but then the last export ends it.
-  void leave();
-  py::object array(py::handle self) const;
-  bool verified_now() const noexcept { return view_.verified_now(); }
-  const Snapshot::Layout& layout() const noexcept { return layout_; }
-  bool released() const noexcept { return released_; }
-
-  // The buffer protocol (PEP 3118).
-  int get_buffer(PyObject* self, Py_buffer* buffer, int flags);
-  void drop_buffer();
-
- private:
-  void fill_buffer_shape();
-  void free_bytes();
-
-  BlockView view_;
-  Snapshot::Layout layout_;
-  std::vector<Py_ssize_t> shape_, strides_;
-  const char* format_ = "B";
-  Py_ssize_t item_bytes_ = 1;
-  std::size_t exports_ = 0;
-  bool ending_ = false;
-  bool released_ = false;
-};
 
 // ---------------------------------------------------------------- client
 
@@ -65,10 +31,11 @@ struct ClientCore {
 
 class PyClient;
 
+class Batch;
+
 class PyTicket {
  public:
-  PyTicket(Ticket ticket, std::shared_ptr<void> names, py::object keep, py::object result)
-      : ticket_(std::move(ticket)), names_(std::move(names)), keep_(std::move(keep)), result_(std::move(result)) {}
+  PyTicket(Ticket ticket, std::unique_ptr<Batch> batch, std::shared_ptr<ClientCore> core);
   ~PyTicket();
   bool done() const { return ticket_.done(); }
   double seconds() const { return ticket_.seconds(); }
@@ -76,9 +43,8 @@ class PyTicket {
 
  private:
   Ticket ticket_;
-  std::shared_ptr<void> names_;  // that the requests point to
-  py::object keep_;              // the targets
-  py::object result_;
+  std::unique_ptr<Batch> batch_;  // keeps names and targets
+  std::shared_ptr<ClientCore> core_;
 };
 
 // Requests with their targets, ready for the core; keeps everything that they point to.
@@ -100,6 +66,8 @@ class Batch {
   // Of a call that outlives this frame.
   std::shared_ptr<Requests> requests();
   py::object keep() const { return py::object(keep_); }
+  // After success: fills the targets that got a copy first, and counts them.
+  void finish(Counters& counters);
 
  private:
   void add_target(const Snapshot::Layout& layout, py::handle out);
@@ -107,6 +75,8 @@ class Batch {
   std::shared_ptr<Requests> requests_ = std::make_shared<Requests>();
   std::uint64_t bytes_ = 0;
   py::list keep_;
+  std::vector<Target*> staged_;  // kept by keep_
+  Target* last_ = nullptr;       // the target just added, null for an array of ours
   py::object one_;
   py::dict many_{py::reinterpret_steal<py::dict>(nullptr)};
 };

@@ -5,15 +5,11 @@
 #include "paramwire/base/error.hpp"
 #include "paramwire/base/types.hpp"
 
-#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -57,51 +53,5 @@ py::tuple shape_tuple(const Shape& shape);
 Shard shard_from(py::handle rows, py::handle heads);
 // "tcp" or any other word that the core gave.
 inline py::str text(std::string_view word) { return py::str(word.data(), word.size()); }
-
-// ---------------------------------------------------------------- arrays
-
-bool is_ndarray(py::handle object);
-
-// An uninitialised array for `shape` elements of `dtype`, as numpy can say it: bf16 and 8-bit floats as the type of ml_dtypes
-// if that can be imported, else as uint16 and uint8; 4-bit types as packed uint8, one axis.
-py::array new_array(DType dtype, const Shape& shape);
-// The same over bytes that live elsewhere, read-only, kept by `base`.
-py::array array_over(DType dtype, const Shape& shape, const std::byte* data, py::handle base);
-// Whether an array of `array`'s type and shape holds `dtype` `shape` as it is; bytes of the right number (uint8, one axis) do.
-bool fits(const py::array& array, DType dtype, const Shape& shape);
-// "float32 (2, 3)", for error texts.
-std::string describe(const py::array& array);
-std::span<std::byte> bytes_of(py::array& array);
-
-// A writable C-contiguous buffer that a fetch fills. Keeps the object's memory where it is.
-class Target {
- public:
-  // errors: TypeError when `object` is no buffer; InvalidError when it is read-only, not C-contiguous or big-endian.
-  explicit Target(py::handle object);
-  ~Target();
-  Target(const Target&) = delete;
-  Target& operator=(const Target&) = delete;
-  std::span<std::byte> bytes() const noexcept { return bytes_; }
-
- private:
-  std::span<std::byte> bytes_;
-  Py_buffer view_{};
-  bool held_ = false;
-};
-
-// What a put stores: the bytes of an array, row-major and little-endian, with their label.
-struct Source {
-  py::array array;  // keeps the bytes
-  DType dtype = DType::kU8;
-  Shape shape;      // of the whole tensor
-  Shard part;
-  std::span<const std::byte> bytes;
-};
-// `array`: an array or buffer of any layout and byte order; other layouts than C-contiguous little-endian are copied, counted
-// in `copies`. `dtype`, `shape`, `rows`, `heads`: as Publish.put.  errors: TypeError, InvalidError naming `tensor`.
-Source source_from(std::string_view tensor, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads,
-                   std::atomic<std::uint64_t>& copies);
-// An array over the bytes of any array or buffer.  errors: TypeError naming `tensor`.
-py::array as_array(std::string_view tensor, py::handle object);
 
 }  // namespace paramwire::bindings

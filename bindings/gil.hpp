@@ -30,6 +30,33 @@ class GilReleased {
   PyThreadState* state_;
 };
 
+// Takes the GIL in a thread that may or may not have it, and may be one that Python has never seen.
+class GilTaken {
+ public:
+  GilTaken() noexcept {
+    try {
+      state_ = PyGILState_Ensure();
+    } catch (abi::__forced_unwind&) {
+      for (;;) ::pause();
+    }
+  }
+  ~GilTaken() { PyGILState_Release(state_); }
+  GilTaken(const GilTaken&) = delete;
+  GilTaken& operator=(const GilTaken&) = delete;
+
+ private:
+  PyGILState_STATE state_{};
+};
+
+// Whether Py_Finalize has begun: from then on only its own thread gets the GIL.
+inline bool interpreter_ends() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
 // Runs `work`, which touches no Python object, without the GIL.
 template <typename Work>
 auto without_gil(Work&& work) {

@@ -12,9 +12,11 @@ PYBIND11_MODULE(_core, module) {
   bind_errors(module);
   bind_checksums(module);
   bind_trace(module);
+  bind_available(module);
   bind_publish(module);
   bind_server(module);
   bind_view(module);
+  bind_dlpack(module);
   bind_client(module);
   bind_snapshot(module);
   bind_graph(module);

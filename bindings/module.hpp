@@ -7,9 +7,11 @@ namespace paramwire::bindings {
 
 void bind_checksums(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
+void bind_available(pybind11::module_& module);
 void bind_publish(pybind11::module_& module);
 void bind_server(pybind11::module_& module);
 void bind_view(pybind11::module_& module);
+void bind_dlpack(pybind11::module_& module);
 void bind_client(pybind11::module_& module);
 void bind_snapshot(pybind11::module_& module);
 void bind_graph(pybind11::module_& module);

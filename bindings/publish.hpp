@@ -1,7 +1,7 @@
 // Publish: one class for publishes of the server's own process and for those of a client.
 #pragma once
 
-#include "convert.hpp"
+#include "arrays.hpp"
 
 #include "paramwire/client/client.hpp"
 
@@ -47,7 +47,7 @@ class PyPublish {
     std::mutex mutex;  // a publish is one thread's: calls of several take turns
     std::unique_ptr<Publisher> publisher;
   };
-  Source source(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads);
+  Source source(const std::string& name, Given given, py::handle dtype, py::handle shape, py::handle rows, py::handle heads);
   void send(std::vector<Item> items);
   template <typename Work>
   auto call(Work work, py::object keep = py::none());

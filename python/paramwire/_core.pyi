@@ -84,11 +84,26 @@ class Availability(TypedDict):
     name: str
     usable: bool
     reason: str
+    """Why not; of what is usable, how it would work."""
+    next: str
+    """What to type to mend it, one command a line; empty where nothing is to mend."""
 
 def available() -> dict[str, list[Availability]]:
-    """What this build and this machine have: "transports", "tiers", "backends", "coordinators", with a reason for
-    each "no".
+    """What this build and this machine have: "transports", "tiers", "codecs", "coordinators", "backends", found by
+    looking, each time. What the build knows of and lacks is named, too.
     """
+
+def build_versions() -> dict[str, str]:
+    """The compiler of this module and the OpenSSL that is in it."""
+
+class MemoryRoom(TypedDict):
+    available_bytes: int
+    limit_bytes: int
+    source: str
+    """"MemAvailable", or the control group's file that holds the limit."""
+
+def memory_room() -> MemoryRoom:
+    """How much memory a server here could take now, and what bounds that."""
 
 # ---------------------------------------------------------------- server
 
@@ -177,16 +192,19 @@ class Publish:
     ) -> None:
         """Store a tensor, or one part of it.
 
-        array:   numpy array, buffer or array-like of any layout and byte order. C-contiguous little-endian arrays are
-                 read where they are; others are copied first (see `copies`)
+        array:   whatever hands over its memory: numpy array, DLPack (torch, CuPy on pinned host memory, jax, ...),
+                 buffer, __array_interface__, in any layout and byte order. C-contiguous little-endian arrays are read
+                 where they are; others are copied first, row-major (see `copies`). bf16 and 8-bit floats keep their
+                 type through DLPack
         dtype:   the label, where numpy lacks the type: "bf16" over uint16, "f8_e4m3" over uint8, "i4" over packed
                  uint8. Nothing is ever cast
         shape:   of the whole tensor, in elements; needed with `rows`, `heads`, and byte views. By default the array's
         rows:    (begin, end): the array is these rows of the tensor
         heads:   (total, begin, end): the array is these of `total` heads, groups of rows of equal size
-        errors:  TypeError for what is no array; InvalidError naming tensor, expected and given; BackpressureError
-                 when the store is full; CorruptError when the server stored something else; DeadlineError,
-                 UnreachableError. An error of an earlier put to another process may come with a later call
+        errors:  TypeError for what is no array; InvalidError naming tensor, expected and given; UnavailableError for
+                 device memory (this build has no CUDA backend); BackpressureError when the store is full; CorruptError
+                 when the server stored something else; DeadlineError, UnreachableError. An error of an earlier put to
+                 another process may come with a later call
         blocks:  to another process, until the window of unacknowledged puts has room
         """
 
@@ -384,11 +402,14 @@ class Snapshot:
 
         rows:     (begin, end)
         heads:    (total, begin, end)
-        out:      a writable C-contiguous buffer of exactly the part's bytes, of any type; undefined after an error
+        out:      a writable array or buffer to fill: numpy, DLPack, buffer, __array_interface__. C-contiguous: exactly
+                  the part's bytes, of any type, filled where it is; undefined after an error. Any other layout (a
+                  column slice, a transposed array): of the part's type and shape, filled after success from a copy that
+                  takes as much memory again, and counted in stats()["copies"]; with fetch_async, wait() fills it
         returns:  a new array; with `out`, `out`
         errors:   NotFoundError; InvalidError for a range outside, an `out` of another size (naming both), a closed
-                  snapshot; StaleError when the version is gone, or the server restarted; CorruptError; DeadlineError;
-                  UnreachableError
+                  snapshot; UnavailableError for an `out` in device memory; StaleError when the version is gone, or
+                  the server restarted; CorruptError; DeadlineError; UnreachableError
         """
 
     def fetch_block(self, id: int, *, out: Any = None, timeout: float | None = None) -> Any:
@@ -404,8 +425,8 @@ class Snapshot:
     ) -> dict[str, NDArray[Any]]:
         """Fetch several tensors, pipelined.
 
-        names:          names, or a mapping of names to `out` buffers. Arrays must have the tensor's dtype and shape
-                        (or be uint8 with one axis), other buffers its bytes
+        names:          names, or a mapping of names to `out` arrays and buffers. Arrays (DLPack included) must have
+                        the tensor's dtype and shape (or be uint8 with one axis), other buffers its bytes
         allow_missing:  patterns (fnmatch) of names that are left out of the result when they are not there
         errors:         as fetch. Names, shapes and types are looked at first: one error lists all that is wrong
                         (NotFoundError if names are all of it, else InvalidError), and nothing is fetched
@@ -465,7 +486,8 @@ class View:
     released, whatever is published, and when client and server are gone.
 
     The buffer protocol gives standard types their format; bf16 and 8-bit floats are unsigned integers, 4-bit types
-    bytes. At the end of a `with` the view is released as soon as no array or memoryview of it lives.
+    bytes. DLPack gives every type its own (`torch.from_dlpack(view)`), 4-bit ones packed. At the end of a `with` the
+    view is released as soon as no array, memoryview or DLPack tensor of it lives.
     """
 
     @property
@@ -485,13 +507,64 @@ class View:
     @property
     def released(self) -> bool: ...
     def release(self) -> None:
-        """Give the bytes back. Again is fine.  errors: BufferError while arrays or memoryviews of it live."""
+        """Give the bytes back. Again is fine.  errors: BufferError while arrays, memoryviews or DLPack tensors live."""
+
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule over the bytes, which stay until the consumer's tensor is gone, in whatever thread that is.
+
+        max_version:  from (1, 0) on a versioned capsule, marked read-only
+        copy:         True gives a copy that the consumer may write to, in either form
+        errors:       BufferError for a legacy capsule without a copy, which can't say "read-only"; for a stream or a
+                      device other than (1, 0); after release()
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(1, 0): host memory."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
+
+@final
+class Labelled:
+    """An array with the type that it stands for, as a DLPack producer:
+    `torch.from_dlpack(Labelled(array, dtype="bf16"))`.
+
+    For what numpy lacks or does not export: arrays of ml_dtypes, and the integers that stand for them without it.
+    Shares the array's memory, in any layout, and keeps it.
+    """
+
+    def __init__(
+        self, array: Any, *, dtype: str | DTypeLike | None = None, shape: int | Iterable[int] | None = None
+    ) -> None:
+        """Label `array` (as Publish.put takes it).
+
+        dtype:   the label; by default what the array's own type says
+        shape:   in elements, for bytes that are labelled as a type of another width ("i4" over packed uint8)
+        errors:  as Publish.put
+        """
+
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """As View.__dlpack__; writable where the array is."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(1, 0): host memory."""
 
 # ---------------------------------------------------------------- compute
 

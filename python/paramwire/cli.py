@@ -31,6 +31,7 @@ COMMANDS = {
     "get": "paramwire.cli_blocks:get",
     "ls": "paramwire.cli_blocks:list_tensors",
     "stat": "paramwire.cli_blocks:stat",
+    "doctor": "paramwire.cli_doctor:doctor",
     "generate": "paramwire.cli_generate:generate",
     "demo": "paramwire.cli_demo:demo",
     "bench fetch": "paramwire.cli_bench_fetch:bench_fetch",
@@ -160,6 +161,18 @@ def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
+def words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", nargs="?", metavar="ADDR", help=f"{ADDRESS}; says how this machine would reach it")
+    parser.add_argument(
+        "--need", type=words, metavar="NAME,...", help="status 1 unless all of these work: shm,udp or tiers/memory"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="paramwire", description=__doc__)
     version = f"paramwire {__version__} (crc: {crc_implementation()})"
@@ -178,6 +191,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_blocks("get", command("get", "fetch one tensor, verified"))
     add_blocks("ls", command("ls", "list the tensors of the newest version"))
     add_blocks("stat", command("stat", "counters of a server, and how this client reaches it"))
+    add_doctor(command("doctor", "say what works on this machine, why the rest does not, and what to type next"))
     add_generate(command("generate", "compute text with a model whose parameters stay on a server"))
     add_demo(command("demo", "the main job: serve a real model, compute with a quarter of its parameters in memory"))
     bench = command("bench", "measure against baselines in the same run")

@@ -346,8 +346,10 @@ TEST(CpuBackend, SupplyRefusesTheWrongViewAndWaitsForTheRightOne) {
 TEST(Backend, OpenNamesWhatItKnows) {
   expect_error(Status(open_backend("tpu", {}).error()), Code::kInvalid, {"'tpu'", "cpu"});
   expect_error(Status(open_backend("cpu", {.threads = 257}).error()), Code::kInvalid, {"257", "256"});
-  const std::vector<BackendAvailability> lines = available_backends();
-  ASSERT_EQ(lines.size(), 1U);
+  const std::vector<Availability> lines = available_backends();
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[1].name, "cuda");
+  EXPECT_FALSE(lines[1].usable);
   EXPECT_EQ(lines[0].name, "cpu");
   EXPECT_TRUE(lines[0].usable) << lines[0].reason;
   EXPECT_NE(lines[0].reason.find("BLIS"), std::string::npos);

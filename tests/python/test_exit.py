@@ -23,6 +23,7 @@ def loop(work):
     return run
 """
 CONNECT = "client = pw.connect(address, transport=transport, timeout=60.0)\nsnapshot = client.snapshot()\n"
+VIEW = "snapshot = pw.connect(address, transport='shm').snapshot(); v = snapshot.view('w')\n"
 FETCH = "loop(lambda: snapshot.fetch('w'))"
 DAEMON = "threading.Thread(target={}, daemon=True).start(); ready.wait()\n"
 FORK = """
@@ -86,6 +87,23 @@ PROGRAMS = {
         + "os.kill(int(sys.argv[3]), signal.SIGSTOP)\n"
         + "threading.Thread(target=client.server_stats, daemon=True).start()",
         0,
+    ),
+    "a tensor of a view": (VIEW + "a = np.from_dlpack(v); del v", 0),
+    "a tensor of a view, os._exit": (VIEW + "a = np.from_dlpack(v); os._exit(7)", 7),
+    "a tensor of a view in a reference cycle": (VIEW + "a = [np.from_dlpack(v), v]; a.append(a); del a, v", 0),
+    "a capsule that nobody took": (VIEW + "c = v.__dlpack__(max_version=(1, 0)); del v", 0),
+    "daemon thread takes tensors of views": (
+        VIEW + DAEMON.format("loop(lambda: np.from_dlpack(snapshot.view('w')).sum())"),
+        0,
+    ),
+    "a labelled array": ("a = np.from_dlpack(pw.Labelled(np.zeros(1000)))", 0),
+    "ten daemon threads label arrays": (
+        DAEMON.format("loop(lambda: np.from_dlpack(pw.Labelled(np.zeros(1000), dtype='f64')))") * 10,
+        0,
+    ),
+    "fork, child drops a tensor of a view": (
+        VIEW + "a = np.from_dlpack(v)" + FORK.format(child="del a, v; gc.collect(); sys.exit(5)"),
+        5,
     ),
     "fork, child ends": (CONNECT + "t = snapshot.fetch_async('w')" + FORK.format(child="sys.exit(5)"), 5),
     "fork, child _exits": (CONNECT + "t = snapshot.fetch_async('w')" + FORK.format(child="os._exit(5)"), 5),

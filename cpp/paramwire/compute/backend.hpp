@@ -11,6 +11,7 @@
 //   logits = session->finish();
 #pragma once
 
+#include "paramwire/base/availability.hpp"
 #include "paramwire/base/error.hpp"
 #include "paramwire/base/types.hpp"
 #include "paramwire/compute/graph.hpp"
@@ -104,14 +105,8 @@ class Backend {
   virtual Result<std::unique_ptr<Session>> open_session(const Binding& binding, const SessionOptions& options) = 0;
 };
 
-struct BackendAvailability {
-  std::string name;
-  bool usable = false;
-  std::string reason;  // usable: what it would use; else why not
-};
-
-// One line for each backend that this build knows.
-std::vector<BackendAvailability> available_backends();
+// One line for each backend, those that this build lacks included.
+std::vector<Availability> available_backends();
 
 // spec: "cpu".
 // errors: kInvalid: an unknown name, with the known ones; kUnavailable: it can't work here, naming library and kernel.

@@ -140,7 +140,7 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& options)
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(std::move(context)));
 }
 
-BackendAvailability cpu_backend_available() {
+Availability cpu_backend_available() {
   const kernels::Set& set = *kernels::usable_sets().front();
   const Status status = check_cpu_products(set);
   if (!status.ok()) return {"cpu", false, status.error().message()};

@@ -19,7 +19,7 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const BackendOptions& options)
 // The check that open_cpu_backend() makes, with the kernels of `set`. Below 2 ms. errors: kUnavailable, as there.
 Status check_cpu_products(const kernels::Set& set);
 
-// The reason of BackendAvailability, after the same check.
-BackendAvailability cpu_backend_available();
+// The reason of Availability, after the same check.
+Availability cpu_backend_available();
 
 }  // namespace paramwire

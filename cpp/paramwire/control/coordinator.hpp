@@ -4,6 +4,7 @@
 // The clock moves by compare-and-set, once per publish, never per block. Any thread.
 #pragma once
 
+#include "paramwire/base/availability.hpp"
 #include "paramwire/base/error.hpp"
 #include "paramwire/base/types.hpp"
 
@@ -35,5 +36,7 @@ class Coordinator {
 // errors: kInvalid for an unknown spec or a malformed state file (naming it); kUnavailable with errno when the file can't be
 //         read or written.
 Result<std::unique_ptr<Coordinator>> open_coordinator(std::string_view spec);
+// One line for each, "etcd" included, which this build lacks: whether a server answers where etcd listens by default.
+std::vector<Availability> available_coordinators();
 
 }  // namespace paramwire

@@ -1,4 +1,6 @@
 // The in-process coordinator.
+#include "paramwire/base/env.hpp"
+#include "paramwire/base/socket.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/control/coordinator.hpp"
 #include "paramwire/control/version_clock.hpp"
@@ -130,6 +132,17 @@ Result<std::unique_ptr<Coordinator>> open_coordinator(std::string_view spec) {
     return std::unique_ptr<Coordinator>(std::make_unique<MemoryCoordinator>(stored + 1, std::move(lock)));
   }
   return Error(Code::kInvalid, cat("unknown coordinator \"", spec, "\"; known: memory, memory:PATH"));
+}
+
+std::vector<Availability> available_coordinators() {
+  // Where etcd serves clients by default (etcd.io, "Configuration options", listen-client-urls).
+  constexpr std::uint16_t kEtcdPort = 2379;
+  // Loopback answers at once; longer means that somebody drops what comes in.
+  constexpr Micros kPatience = kMicrosPerSecond / 4;
+  const auto etcd = Socket::connect(Endpoint::tcp("127.0.0.1", kEtcdPort), steady_clock().now() + kPatience);
+  const std::string found = etcd.ok() ? cat("though something listens at 127.0.0.1:", kEtcdPort) : cat("and no server answers at 127.0.0.1:", kEtcdPort);
+  return {{"memory", true, "in the server's process; a state file keeps its epoch over restarts"},
+          {"etcd", false, cat("not in this build, ", found), "keep the epoch in a file: paramwire serve MODEL --state FILE"}};
 }
 
 }  // namespace paramwire

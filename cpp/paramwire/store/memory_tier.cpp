@@ -1,5 +1,6 @@
 #include "paramwire/store/memory_tier.hpp"
 
+#include "paramwire/base/probe.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/store/memory_limit.hpp"
 
@@ -179,22 +180,37 @@ Result<std::unique_ptr<Tier>> open_tier(std::string_view spec, const TierOptions
   return Error(Code::kInvalid, cat("unknown tier \"", spec, "\"; known: memory, heap"));
 }
 
+namespace {
+
+// Opens the tier and takes one span of it.
+Status try_tier(std::string_view spec, TierOptions options) {
+  options.arena_bytes = kHugePage;
+  PARAMWIRE_TRY(tier, open_tier(spec, options));
+  PARAMWIRE_CHECK(tier->allocate(16));
+  return {};
+}
+
+Availability huge_pages_availability() {
+  const std::string folder = "/sys/kernel/mm/hugepages/hugepages-2048kB/";
+  const std::string pages = first_line(folder + "nr_hugepages");
+  if (pages.empty()) return {"hugetlb", false, "this kernel has no pages of 2 MiB"};
+  TierOptions options;
+  options.huge_pages = TierOptions::HugePages::kRequire;
+  if (try_tier("memory", options).ok()) return {"hugetlb", true, cat(first_line(folder + "free_hugepages"), " of ", pages, " pages of 2 MiB free; huge_pages=\"try\"")};
+  return {"hugetlb", false, cat("no free page of 2 MiB: vm.nr_hugepages is ", pages, ", ", first_line(folder + "free_hugepages"), " free"),
+          "sysctl -w vm.nr_hugepages=512  # 1 GiB"};
+}
+
+}  // namespace
+
 std::vector<Availability> available_tiers() {
   std::vector<Availability> out;
-  for (const char* spec : {"memory", "heap"}) {
-    TierOptions options;
-    options.arena_bytes = kHugePage;
-    Availability row{spec, false, ""};
-    auto tier = open_tier(spec, options);
-    if (tier.ok()) {
-      auto span = (*tier)->allocate(16);
-      row.usable = span.ok();
-      if (!span.ok()) row.reason = span.error().to_string();
-    } else {
-      row.reason = tier.error().to_string();
-    }
-    out.push_back(std::move(row));
+  for (const auto& [spec, use] : {std::pair("memory", "memfd arenas, which readers on this host can map"), std::pair("heap", "private: read over sockets only")}) {
+    const Status status = try_tier(spec, {});
+    out.push_back({spec, status.ok(), status.ok() ? use : status.error().to_string()});
   }
+  out.push_back(huge_pages_availability());
+  out.push_back({"disk", false, "not in this build", "serve from memory: paramwire serve MODEL"});
   return out;
 }
 

@@ -6,6 +6,7 @@
 // whoever owns the span.
 #pragma once
 
+#include "paramwire/base/availability.hpp"
 #include "paramwire/base/error.hpp"
 
 #include <cstddef>
@@ -66,14 +67,9 @@ class Tier {
   virtual std::string note() const = 0;                        // "huge pages refused: ..." or empty
 };
 
-struct Availability {
-  std::string name;
-  bool usable = false;
-  std::string reason;  // why not, with the next step; or a note
-};
-
 // `spec`: "memory" or "heap".  errors: kInvalid naming the known specs; kUnavailable with the reason.
 Result<std::unique_ptr<Tier>> open_tier(std::string_view spec, const TierOptions& options);
+// One line for each, and for the forms of "memory" and the tiers that this machine or build lacks: each is tried with one arena.
 std::vector<Availability> available_tiers();
 
 }  // namespace paramwire

@@ -1,0 +1,158 @@
+// What a machine has for RDMA and CUDA, told from folders that look like machines.
+#include "paramwire/base/probe.hpp"
+#include "paramwire/compute/cuda_probe.hpp"
+#include "paramwire/net/transports.hpp"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <gtest/gtest.h>
+#include <string>
+#include <string_view>
+
+namespace paramwire {
+namespace {
+
+constexpr const char* kKernel = "6.1.0-9-amd64";
+
+class ProbeTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "paramwire-probe-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  void put(const std::string& path, std::string_view text) const {
+    const std::filesystem::path whole = root_ + path;
+    std::filesystem::create_directories(whole.parent_path());
+    std::ofstream(whole) << text;
+  }
+  // A machine whose library opens, so that only the folders decide.
+  Availability verbs() const {
+    VerbsFacts facts = look_for_verbs(root_, kKernel);
+    facts.library_problem.clear();
+    return verbs_availability(facts);
+  }
+  Availability cuda(bool library) const {
+    CudaFacts facts = look_for_cuda(root_);
+    facts.library_problem = library ? "" : "libcuda.so.1: cannot open shared object file";
+    return cuda_availability(facts);
+  }
+
+  std::string root_;
+};
+
+void expect_parts(const std::string& text, std::initializer_list<std::string_view> parts) {
+  for (const std::string_view part : parts) EXPECT_NE(text.find(part), std::string::npos) << '"' << part << "\" is not in: " << text;
+}
+void expect_no_part(const std::string& text, std::string_view part) {
+  EXPECT_EQ(text.find(part), std::string::npos) << '"' << part << "\" is in: " << text;
+}
+
+TEST_F(ProbeTest, KernelWithoutTheModuleNamesModulePackageAndCommandsWithTheRealInterface) {
+  put("/etc/os-release", "NAME=\"Debian\"\nID=debian\n");
+  put("/lib/modules/6.1.0-9-amd64/modules.dep", "kernel/drivers/net/veth.ko:\n");
+  put("/sys/class/net/lo/operstate", "unknown\n");
+  put("/sys/class/net/ens3/operstate", "down\n");
+  put("/sys/class/net/ens5/operstate", "up\n");
+  const Availability row = verbs();
+  EXPECT_EQ(row.name, "verbs");
+  EXPECT_FALSE(row.usable);
+  expect_parts(row.reason, {"not in this build", "/sys/class/infiniband", "kernel 6.1.0-9-amd64 comes without module rdma_rxe"});
+  expect_parts(row.next, {"apt-get install linux-image-amd64", "\nmodprobe rdma_rxe\n", "rdma link add rxe0 type rxe netdev ens5"});
+  expect_no_part(row.reason, "libibverbs");
+}
+
+TEST_F(ProbeTest, EachDistributionHasItsPackage) {
+  put("/lib/modules/6.1.0-9-amd64/modules.dep", "");
+  put("/etc/os-release", "ID=ubuntu\n");
+  expect_parts(verbs().next, {"linux-modules-extra-6.1.0-9-amd64"});
+  put("/etc/os-release", "ID=\"rhel\"\n");
+  expect_parts(verbs().next, {"dnf install kernel-modules-extra-6.1.0-9-amd64"});
+  put("/etc/os-release", "ID=gentoo\n");
+  expect_parts(verbs().next, {"CONFIG_RDMA_RXE"});
+}
+
+TEST_F(ProbeTest, ModuleOnDiskIsLoadedNext) {
+  put("/lib/modules/6.1.0-9-amd64/modules.dep", "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko.xz: kernel/net/ipv4/udp_tunnel.ko\n");
+  put("/sys/class/net/eth7/operstate", "unknown\n");
+  const Availability row = verbs();
+  expect_parts(row.reason, {"has not loaded module rdma_rxe"});
+  EXPECT_EQ(row.next, "modprobe rdma_rxe\nrdma link add rxe0 type rxe netdev eth7");
+}
+
+TEST_F(ProbeTest, LoadedModuleNeedsALinkOnly) {
+  put("/sys/module/rdma_rxe/refcnt", "0\n");
+  put("/sys/class/net/eth0/operstate", "up\n");
+  const Availability row = verbs();
+  expect_no_part(row.reason, "rdma_rxe");
+  EXPECT_EQ(row.next, "rdma link add rxe0 type rxe netdev eth0");
+}
+
+TEST_F(ProbeTest, BuiltInModuleCountsAsLoaded) {
+  put("/lib/modules/6.1.0-9-amd64/modules.builtin", "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko\n");
+  expect_no_part(verbs().next, "modprobe");
+}
+
+TEST_F(ProbeTest, DeviceIsNamedAndNothingIsLeftToType) {
+  put("/sys/class/infiniband/mlx5_0/node_type", "1: CA\n");
+  const Availability row = verbs();
+  EXPECT_FALSE(row.usable);
+  expect_parts(row.reason, {"not in this build", "RDMA device mlx5_0 is there"});
+  EXPECT_EQ(row.next, "");
+}
+
+TEST_F(ProbeTest, KernelFromOutsideHasNoModuleFolder) { expect_parts(verbs().reason, {"kernel 6.1.0-9-amd64 has no files in /lib/modules"}); }
+
+TEST_F(ProbeTest, MissingVerbsLibraryIsInstalledFirst) {
+  put("/etc/os-release", "ID=debian\n");
+  VerbsFacts facts = look_for_verbs(root_, kKernel);
+  facts.library_problem = "libibverbs.so.1: cannot open shared object file";
+  const Availability row = verbs_availability(facts);
+  expect_parts(row.reason, {"no library libibverbs.so.1"});
+  EXPECT_TRUE(row.next.starts_with("apt-get install libibverbs1 ibverbs-providers rdma-core\n")) << row.next;
+}
+
+TEST_F(ProbeTest, NoGpuIsNothingToInstall) {
+  put("/sys/bus/pci/devices/0000:00:01.0/vendor", "0x1af4\n");
+  put("/dev/null", "");
+  const Availability row = cuda(false);
+  EXPECT_EQ(row.name, "cuda");
+  EXPECT_FALSE(row.usable);
+  expect_parts(row.reason, {"not in this build", "no NVIDIA device on the PCI bus", "no /dev/nvidia*", "no library libcuda.so.1"});
+  expect_parts(row.next, {"backend \"cpu\""});
+}
+
+TEST_F(ProbeTest, GpuWithoutDriverNeedsTheDriver) {
+  put("/etc/os-release", "ID=debian\n");
+  put("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n");
+  const Availability row = cuda(false);
+  expect_parts(row.reason, {"an NVIDIA device on the PCI bus, but no /dev/nvidia*", "no library libcuda.so.1"});
+  EXPECT_EQ(row.next, "apt-get install nvidia-driver");
+}
+
+TEST_F(ProbeTest, GpuThatAContainerHidesNeedsAnotherStart) {
+  put("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n");
+  put("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580\n");
+  expect_parts(cuda(false).next, {"--gpus all"});
+}
+
+TEST_F(ProbeTest, WorkingDriverLeavesOnlyTheBuild) {
+  put("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n");
+  put("/dev/nvidia0", "");
+  put("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580\n");
+  const Availability row = cuda(true);
+  EXPECT_EQ(row.reason, "not in this build; /dev/nvidia0 is there");
+  EXPECT_EQ(row.next, "compute with backend \"cpu\"");
+}
+
+TEST(Probe, LibrariesOpenOrSayWhyNot) {
+  EXPECT_EQ(library_problem("libc.so.6"), "");
+  expect_parts(library_problem("libpigeon.so.9"), {"libpigeon.so.9"});
+  EXPECT_NE(kernel_release(), "unknown");
+}
+
+}  // namespace
+}  // namespace paramwire

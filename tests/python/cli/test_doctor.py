@@ -1,0 +1,236 @@
+"""`paramwire doctor` on this machine: every "no" has the reason that is true here, and the record keeps its shape."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paramwire as pw
+import pytest
+from paramwire import machine
+from paramwire.cli import main
+from paramwire.cli_doctor import examine, missing, next_steps
+
+SEAMS = {"transports", "tiers", "codecs", "coordinators", "backends"}
+TOP = {"schema", "seams", "machine", "key", "versions", "advice", "server", "missing"}
+
+
+def record(capsys, *words):
+    status = main(["doctor", "--json", *words])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def line(found, seam, name):
+    (row,) = [row for row in found["seams"][seam] if row["name"] == name]
+    return row
+
+
+def loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def test_the_record_has_every_part(capsys):
+    status, found = record(capsys)
+    assert status == 0
+    assert set(found) == TOP
+    assert found["schema"] == 1
+    assert set(found["seams"]) == SEAMS
+    for rows in found["seams"].values():
+        for row in rows:
+            assert set(row) == {"name", "usable", "reason", "next"}
+            assert row["usable"] or row["reason"], row
+    assert found["seams"] == pw.available()
+    assert set(found["machine"]) == {
+        "kernel", "system", "user", "processor", "memory", "shared_memory", "huge_pages", "limits", "sockets",
+    }  # fmt: skip
+    assert found["machine"]["kernel"] == os.uname().release
+    assert found["versions"]["paramwire"] == pw.__version__
+    assert {"python", "numpy", "compiler", "openssl", "libc"} <= set(found["versions"])
+    assert found["versions"]["openssl"].startswith("3.")
+    assert found["server"] is None
+    assert found["missing"] == []
+    limits = found["machine"]["limits"]
+    assert set(limits) == {"memlock_bytes", "open_files"}
+    assert set(found["machine"]["sockets"]) == {"rmem_default", "rmem_max", "wmem_default", "wmem_max"}
+    assert found["machine"]["memory"]["available_bytes"] > 0
+
+
+def test_verbs_is_refused_with_what_this_machine_lacks(capsys):
+    row = line(record(capsys)[1], "transports", "verbs")
+    assert not row["usable"]
+    assert "not in this build" in row["reason"]
+    assert ("libibverbs.so.1" in row["reason"]) == (not loads("libibverbs.so.1"))
+    devices = Path("/sys/class/infiniband")
+    if not devices.is_dir() or not any(devices.iterdir()):
+        assert "/sys/class/infiniband" in row["reason"]
+        assert f"kernel {os.uname().release}" in row["reason"] or Path("/sys/module/rdma_rxe").exists()
+        others = [path.name for path in Path("/sys/class/net").iterdir() if path.name != "lo"]
+        assert not others or any(f"rdma link add rxe0 type rxe netdev {name}" in row["next"] for name in others)
+
+
+def test_cuda_is_refused_with_what_this_machine_lacks(capsys):
+    row = line(record(capsys)[1], "backends", "cuda")
+    assert not row["usable"]
+    assert "not in this build" in row["reason"]
+    assert ("libcuda.so.1" in row["reason"]) == (not loads("libcuda.so.1"))
+    assert ("no /dev/nvidia*" in row["reason"]) == (
+        not any(Path("/dev").glob("nvidia*")) and not Path("/dev/dxg").exists()
+    )
+    assert row["next"]
+
+
+def test_etcd_is_refused_and_says_whether_a_server_answers(capsys):
+    row = line(record(capsys)[1], "coordinators", "etcd")
+    assert not row["usable"]
+    assert "not in this build" in row["reason"]
+    assert "127.0.0.1:2379" in row["reason"]
+    assert "--state" in row["next"]
+
+
+def test_huge_pages_are_looked_at(capsys):
+    row = line(record(capsys)[1], "tiers", "hugetlb")
+    free = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+    if free.exists() and free.read_text().strip() == "0":
+        assert not row["usable"]
+        assert "vm.nr_hugepages" in row["reason"]
+        assert "sysctl -w vm.nr_hugepages" in row["next"]
+
+
+def test_what_is_needed_and_missing_ends_with_status_1(capsys):
+    assert record(capsys, "--need", "shm,tcp,cpu,memory,raw")[0] == 0
+    status, found = record(capsys, "--need", "shm,verbs,backends/cuda")
+    assert status == 1
+    assert [row["name"] for row in found["missing"]] == ["verbs", "backends/cuda"]
+    status, found = record(capsys, "--need", "pigeon")
+    assert status == 1
+    assert "shm" in found["missing"][0]["reason"]
+    assert main(["doctor", "--need", "verbs"]) == 1
+    assert "missing: verbs: not in this build" in capsys.readouterr().out
+    assert record(capsys, "--need", "transports/memory")[0] == 1
+    assert record(capsys, "--need", "tiers/memory")[0] == 0
+
+
+def test_a_server_is_reached_as_a_client_would(capsys, tmp_path):
+    with pw.Server(["tcp://127.0.0.1:0", f"unix:{tmp_path}/s"]) as server:
+        status, found = record(capsys, server.endpoints[1])
+        assert status == 0
+        assert found["server"]["newest"] is None
+        assert set(found["server"]) == {"address", "transport", "rejected", "newest", "error"}
+        assert found["server"]["transport"] == "shm"
+    with pw.Server("tcp://127.0.0.1:0") as server:
+        tcp = server.address
+        with server.publish() as p:
+            p.put("w", np.zeros(3))
+        status, found = record(capsys, tcp, "--need", "shm")
+        assert found["server"]["newest"] == str(server.newest)
+        assert found["server"]["transport"] != "shm"
+        assert "unix socket" in {row["name"]: row["reason"] for row in found["server"]["rejected"]}["shm"]
+        assert status == 1
+        assert main(["doctor", tcp]) == 0
+        printed = capsys.readouterr().out
+        assert "not shm" in printed
+        assert tcp in printed
+    status, found = record(capsys, tcp)
+    assert status == 1
+    assert found["server"]["error"]
+    assert found["missing"][0]["name"] == tcp
+
+
+def test_people_see_every_line_with_its_reason_and_command(capsys):
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    for rows in pw.available().values():
+        for row in rows:
+            assert row["name"] in printed
+            assert " ".join(row["reason"].split()) in " ".join(printed.split())
+            for command in row["next"].splitlines():
+                assert row["usable"] or command in printed
+    assert os.uname().release in printed
+
+
+def test_new_lines_of_a_seam_appear_by_themselves(monkeypatch, capsys):
+    seams = pw.available()
+    seams["transports"].append({"name": "carrier", "usable": False, "reason": "no pigeons", "next": "buy pigeons"})
+    seams["weather"] = [{"name": "rain", "usable": True, "reason": "wet", "next": ""}]
+    monkeypatch.setattr(pw, "available", lambda: seams)
+    assert main(["doctor", "--need", "carrier"]) == 1
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("carrier", "no pigeons", "buy pigeons", "weather", "rain", "wet"))
+    assert missing(seams, None, ["weather/rain"]) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "state", "command"),
+    [
+        (None, "is not set", ""),
+        (lambda path: None, "can't be read", "PARAMWIRE_KEY"),
+        (lambda path: path.mkdir(), "is no file", "PARAMWIRE_KEY"),
+        (lambda path: (path.write_bytes(bytes(32)), path.chmod(0o644)), "others may read it (mode 0644)", "chmod 600"),
+        (lambda path: (path.write_bytes(bytes(31)), path.chmod(0o600)), "has 31 bytes, a key has 32", ""),
+        (lambda path: (path.write_bytes(bytes(range(32))), path.chmod(0o600)), "this user alone", ""),
+    ],
+)
+def test_the_key_file_is_looked_at_and_never_shown(make, state, command, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("PARAMWIRE_KEY", raising=False)
+    if make is not None:
+        make(tmp_path / "key")
+        monkeypatch.setenv("PARAMWIRE_KEY", str(tmp_path / "key"))
+    found = examine(None, [])
+    key = found["key"]
+    assert set(key) == {"path", "mode", "usable", "state", "next"}
+    assert state in key["state"]
+    assert command in key["next"]
+    assert key["usable"] == ("alone" in state)
+    assert (("cluster key", "", key["next"]) in next_steps(found)) == bool(key["next"])
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert state in printed
+    assert bytes(range(32)).hex() not in printed
+
+
+def test_low_limits_come_with_the_command_that_raises_them():
+    found = machine.facts()
+    found |= {
+        "user": 1000,
+        "limits": {"memlock_bytes": {"soft": 65536, "hard": 65536}, "open_files": {"soft": 256, "hard": 256}},
+    }
+    found["sockets"] |= {"rmem_max": 212992, "wmem_max": None}
+    commands = {row["about"]: row["next"] for row in machine.advice(found)}
+    assert "ulimit -l unlimited" in commands["memlock"]
+    assert "--ulimit memlock=-1" in commands["memlock"]
+    assert commands["open files"] == "ulimit -n 4096"
+    assert commands["rmem_max"] == "sysctl -w net.core.rmem_max=8388608"
+    assert "wmem_max" not in commands
+    found["limits"]["memlock_bytes"]["soft"] = None
+    found["sockets"]["rmem_max"] = 8 << 20
+    found["limits"]["open_files"]["soft"] = 4096
+    assert machine.advice(found) == []
+
+
+def test_it_works_for_a_user_without_rights_and_with_low_limits():
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    program = (
+        "import os, resource, sys\n"
+        "from paramwire.cli import main\n"  # while the files can be read: a checkout may be closed to others
+        "from paramwire.cli_doctor import examine\n"
+        "examine(None, [])\n"
+        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "sys.exit(main(['doctor', '--json', '--need', 'shm,tcp,cpu']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["machine"]["user"] == 65534
+    assert found["machine"]["limits"]["memlock_bytes"]["soft"] == 65536
+    assert any(row["about"] == "memlock" for row in found["advice"])
