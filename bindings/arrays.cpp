@@ -221,7 +221,8 @@ void Target::stage(DType dtype, const Shape& shape) {
 
 void Target::finish() {
   if (!staged_) return;
-  py::module_::import("numpy").attr("copyto")(given_->array, *staged_);
+  const py::array staged = *staged_;  // another thread may be doing the same
+  py::module_::import("numpy").attr("copyto")(given_->array, staged);
   staged_.reset();
   bytes_ = {};
 }

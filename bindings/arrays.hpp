@@ -66,7 +66,7 @@ class Target {
   // Makes that copy, of an array that must have exactly this type and shape.
   // errors: InvalidError naming both; also when elements share memory.
   void stage(DType dtype, const Shape& shape);
-  // Moves the copy to where it belongs. Once, after success.
+  // Moves the copy to where it belongs, after success. Again is fine.
   void finish();
   bool fits(DType dtype, const Shape& shape) const;
   bool is_array() const noexcept { return given_.has_value(); }

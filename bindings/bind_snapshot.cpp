@@ -95,10 +95,10 @@ void Batch::add_target(const Snapshot::Layout& layout, py::handle out) {
 }
 
 void Batch::finish(Counters& counters) {
-  for (Target* target : std::exchange(staged_, {})) {
-    target->finish();
-    counters.copies.fetch_add(1, std::memory_order_relaxed);
-  }
+  // Two threads may wait for one ticket: each copies, so that neither returns before the target is full.
+  const std::vector<Target*> targets = staged_;
+  for (Target* target : targets) target->finish();
+  counters.copies.fetch_add(std::exchange(staged_, {}).size(), std::memory_order_relaxed);
 }
 
 void Batch::add(const Snapshot& snapshot, std::string_view name, const Shard& part, py::handle out) {

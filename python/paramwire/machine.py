@@ -75,13 +75,23 @@ def processor() -> dict[str, Any]:
 
 
 def limits() -> dict[str, dict[str, int | None]]:
-    """Soft and hard, None being none."""
+    """Soft and hard as they bind this process, None being none."""
 
     def pair(which: int) -> dict[str, int | None]:
         soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
         return {"soft": soft, "hard": hard}
 
-    return {"memlock_bytes": pair(resource.RLIMIT_MEMLOCK), "open_files": pair(resource.RLIMIT_NOFILE)}
+    unbound: dict[str, int | None] = {"soft": None, "hard": None}
+    memlock = unbound if may_lock_all() else pair(resource.RLIMIT_MEMLOCK)
+    return {"memlock_bytes": memlock, "open_files": pair(resource.RLIMIT_NOFILE)}
+
+
+def may_lock_all() -> bool:
+    """Whether CAP_IPC_LOCK (bit 14, capabilities(7)) lifts the limit on locked memory. Containers take it from root."""
+    for line in (read("proc/self/status") or "").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> 14 & 1)
+    return False
 
 
 def sockets() -> dict[str, int | None]:
@@ -170,7 +180,7 @@ def advice(machine: dict[str, Any]) -> list[dict[str, str]]:
         out.append({"about": about, "text": text, "next": command})
 
     memlock = machine["limits"]["memlock_bytes"]["soft"]
-    if memlock is not None and machine["user"] != 0:
+    if memlock is not None:
         text = f"{memlock:,} bytes may be locked: RDMA registers whole arenas, and is refused beyond that"
         add("memlock", text, "ulimit -l unlimited  # containers: --ulimit memlock=-1")
     files = machine["limits"]["open_files"]["soft"]

@@ -58,6 +58,7 @@ def test_a_view_is_exported_with_its_type_and_as_read_only(shm, name, copy):
     view.release()
 
 
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="numpy takes read-only tensors from 2.1 on")
 def test_numpy_takes_a_view_without_a_copy(shm):
     view = shm.view("w")
     array = np.from_dlpack(view)
@@ -174,8 +175,9 @@ def test_labelled_arrays_keep_and_share_their_memory():
     seen = np.from_dlpack(pw.Labelled(array))
     array[1, 1] = 77
     assert seen[1, 1] == 77
-    seen[0, 0] = 5
-    assert array[0, 0] == 5
+    if seen.flags.writeable:  # numpy before 2.1 takes every tensor as read-only
+        seen[0, 0] = 5
+        assert array[0, 0] == 5
     taken = [Consumer(pw.Labelled(array).__dlpack__(max_version=version)) for version in (None, (1, 0))]
     assert sys.getrefcount(array) > references
     for one in taken:

@@ -200,7 +200,6 @@ def test_the_key_file_is_looked_at_and_never_shown(make, state, command, tmp_pat
 def test_low_limits_come_with_the_command_that_raises_them():
     found = machine.facts()
     found |= {
-        "user": 1000,
         "limits": {"memlock_bytes": {"soft": 65536, "hard": 65536}, "open_files": {"soft": 256, "hard": 256}},
     }
     found["sockets"] |= {"rmem_max": 212992, "wmem_max": None}
