@@ -190,6 +190,7 @@ def words(text: str) -> list[str]:
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", nargs="?", metavar="ADDR", help=f"{ADDRESS}; says how this machine would reach it")
+    add_key(parser)
     parser.add_argument(
         "--need", type=words, metavar="NAME,...", help="status 1 unless all of these work: shm,udp or tiers/memory"
     )
