@@ -125,7 +125,7 @@ void bind_client(py::module_& module) {
   const auto none = py::none();
   py::class_<PyClient>(module, "Client", py::is_final())
       .def(py::init([](const std::string& address, const std::string& transport, double timeout, double lease_ttl, bool verify, bool drop_view_pages,
-                       std::shared_ptr<Trace> trace) {
+                       std::shared_ptr<Trace> trace, const std::optional<std::string>& key) {
              ClientOptions options;
              options.transport = transport;
              options.timeout = micros_required(timeout, "timeout");
@@ -133,10 +133,11 @@ void bind_client(py::module_& module) {
              options.verify = verify;
              options.drop_view_pages = drop_view_pages;
              options.trace = std::move(trace);
+             if (key) options.key_file = key_path(*key);
              return std::make_unique<PyClient>(address, options);
            }),
            py::arg("address"), py::kw_only(), py::arg("transport") = "auto", py::arg("timeout") = 30.0, py::arg("lease_ttl") = 10.0, py::arg("verify") = true,
-           py::arg("drop_view_pages") = false, py::arg("trace") = none)
+           py::arg("drop_view_pages") = false, py::arg("trace") = none, py::arg("key") = none)
       .def_property_readonly("address", &PyClient::address)
       .def_property_readonly("transport", &PyClient::transport)
       .def_property_readonly("rejected", &PyClient::rejected)

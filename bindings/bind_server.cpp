@@ -92,6 +92,7 @@ class PyServer {
         {"accepted", stats.accepted},
         {"refused", stats.refused},
         {"closed_for_protocol", stats.closed_for_protocol},
+        {"closed_for_key", stats.closed_for_key},
         {"closed_for_stall", stats.closed_for_stall},
         {"loop_turns", stats.loop_turns},
         {"pin_tables", stats.pin_tables},
@@ -128,9 +129,11 @@ TierOptions::HugePages huge_pages_from(const std::string& word) {
 std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, const std::string& unix_directory, const std::optional<std::string>& state,
                                       std::optional<std::uint64_t> memory_limit, std::optional<std::uint64_t> arena_bytes, const std::string& huge_pages,
                                       const std::string& tier, double lease_ttl_max, double lease_age_max, std::uint32_t retained,
-                                      std::optional<std::uint64_t> quarantine_limit, std::shared_ptr<Trace> trace) {
+                                      std::optional<std::uint64_t> quarantine_limit, std::shared_ptr<Trace> trace,
+                                      const std::optional<std::string>& key) {
   ServerOptions options;
   options.listen = listen;
+  if (key) options.key_file = key_path(*key);
   options.unix_directory = unix_directory;
   if (state) options.coordinator = cat("memory:", *state);
   if (memory_limit) options.tier_options.limit_bytes = *memory_limit;
@@ -152,7 +155,8 @@ void bind_server(py::module_& module) {
   py::class_<PyServer>(module, "Server")
       .def(py::init(&open_server), py::arg("listen"), py::kw_only(), py::arg("unix_directory"), py::arg("state") = py::none(),
            py::arg("memory_limit") = py::none(), py::arg("arena_bytes") = py::none(), py::arg("huge_pages") = "no", py::arg("tier") = "memory",
-           py::arg("lease_ttl_max") = 60.0, py::arg("lease_age_max") = 600.0, py::arg("retained") = 3, py::arg("quarantine_limit") = py::none(), py::arg("trace") = py::none())
+           py::arg("lease_ttl_max") = 60.0, py::arg("lease_age_max") = 600.0, py::arg("retained") = 3, py::arg("quarantine_limit") = py::none(),
+           py::arg("trace") = py::none(), py::arg("key") = py::none())
       .def_property_readonly("address", &PyServer::address)
       .def_property_readonly("endpoints", &PyServer::endpoints)
       .def_property_readonly("epoch", &PyServer::epoch)

@@ -31,6 +31,7 @@ const ErrorRow kErrors[] = {
     {Code::kUnreachable, "UnreachableError", &PyExc_ConnectionError, "The peer is gone: reconnect, or go elsewhere."},
     {Code::kUnavailable, "UnavailableError", nullptr, "This implementation can't work here: choose another."},
     {Code::kInternal, "InternalError", nullptr, "A broken invariant: report a bug."},
+    {Code::kDenied, "DeniedError", &PyExc_PermissionError, "The right key is missing: bring it, or mend its file."},
 };
 
 // Classes by code; index 0 is the base class. Never released: errors may be raised while the interpreter ends.
@@ -71,6 +72,11 @@ void raise(const Error& error) {
 }
 
 void raise_invalid(const std::string& message) { raise(Error(Code::kInvalid, message)); }
+
+const std::string& key_path(const std::string& path) {
+  if (path.empty()) raise_invalid("the path of the key file is empty: name a file, or give no key at all");
+  return path;
+}
 
 // ---------------------------------------------------------------- values
 

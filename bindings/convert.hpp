@@ -25,6 +25,8 @@ void bind_errors(py::module_& module);
 // Raises the exception of the error's code, with its message.
 [[noreturn]] void raise(const Error& error);
 [[noreturn]] void raise_invalid(const std::string& message);
+// The path of a key file, as it was given.  errors: InvalidError for an empty one, which the core would take for "no key".
+const std::string& key_path(const std::string& path);
 
 inline void check(const Status& status) {
   if (!status.ok()) raise(status.error());

@@ -4,15 +4,20 @@
 
 #include "convert.hpp"
 
+#include <openssl/crypto.h>
 #include <pybind11/pybind11.h>
 
 PYBIND11_MODULE(_core, module) {
   using namespace paramwire::bindings;
+  // OpenSSL, which is a part of this module, would clean itself up at exit, under the feet of a server's or client's thread that a
+  // program left running. The process ends anyway.
+  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   module.attr("__version__") = PARAMWIRE_VERSION;
   bind_errors(module);
   bind_checksums(module);
   bind_trace(module);
   bind_available(module);
+  bind_key(module);
   bind_publish(module);
   bind_server(module);
   bind_view(module);

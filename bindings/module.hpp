@@ -8,6 +8,7 @@ namespace paramwire::bindings {
 void bind_checksums(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
 void bind_available(pybind11::module_& module);
+void bind_key(pybind11::module_& module);
 void bind_publish(pybind11::module_& module);
 void bind_server(pybind11::module_& module);
 void bind_view(pybind11::module_& module);

@@ -31,8 +31,8 @@ if(NOT Threads_FOUND)
 endif()
 
 set(OPENSSL_USE_STATIC_LIBS ${PARAMWIRE_STATIC_DEPENDENCIES})
-find_package(OpenSSL 3.0 QUIET COMPONENTS Crypto)
-if(NOT TARGET OpenSSL::Crypto)
+find_package(OpenSSL 3.0 QUIET COMPONENTS Crypto SSL)
+if(NOT TARGET OpenSSL::Crypto OR NOT TARGET OpenSSL::SSL)
   list(APPEND PARAMWIRE_MISSING "OpenSSL 3.0 (Debian: libssl-dev)")
 endif()
 

@@ -25,6 +25,7 @@ from paramwire._core import (
     Client,
     CorruptError,
     DeadlineError,
+    DeniedError,
     Engine,
     Error,
     Graph,
@@ -43,6 +44,8 @@ from paramwire._core import (
     available,
     crc32c,
     crc64,
+    key_id,
+    new_key,
 )
 from paramwire._core import Server as _Server
 from paramwire._types import BlockInfo, Durations, LlamaConfig, TensorInfo, Version
@@ -54,6 +57,7 @@ __all__ = [
     "Client",
     "CorruptError",
     "DeadlineError",
+    "DeniedError",
     "Durations",
     "Engine",
     "Error",
@@ -79,6 +83,8 @@ __all__ = [
     "connect",
     "crc32c",
     "crc64",
+    "key_id",
+    "new_key",
     "prometheus_text",
 ]
 
@@ -119,12 +125,13 @@ class Server(_Server):
         retained: int = 3,
         quarantine_limit: int | None = None,
         trace: Trace | None = None,
+        key: str | os.PathLike[str] | None = None,
     ) -> None:
         """Listen and serve, in a thread of its own, until `close()`.
 
         listen:            addresses "tcp://HOST:PORT" (port 0: any free one) and "unix:PATH"; by default
-                           tcp://127.0.0.1:0 and a unix socket in `unix_directory`. Only loopback and unix sockets are
-                           served
+                           tcp://127.0.0.1:0 and a unix socket in `unix_directory`. Without a key only loopback and
+                           unix sockets are served
         unix_directory:    of the default unix socket; by default one that only this user can enter, made with mode 0700
         state:             file that keeps the epoch over restarts; by default the epoch grows with the clock
         memory_limit:      bytes that the store may take; by default what the machine or cgroup has
@@ -136,7 +143,10 @@ class Server(_Server):
         retained:          versions that can be read without a lease
         quarantine_limit:  bytes of superseded blocks that views may hold before publishes are refused, default 1 GiB
         trace:             records this server's spans; by default nothing is recorded
-        errors:            InvalidError for options that can't be meant; UnavailableError with the system's reason
+        key:               file of the cluster key (`paramwire key new FILE`): with it every TCP connection is
+                           encrypted, and only clients with the same key are served
+        errors:            InvalidError for options that can't be meant; UnavailableError with the system's reason;
+                           NotFoundError and DeniedError for the key's file
         """
         if listen is None:
             addresses: list[str] = []
@@ -156,6 +166,7 @@ class Server(_Server):
             retained=retained,
             quarantine_limit=quarantine_limit,
             trace=trace,
+            key=None if key is None else os.fspath(key),
         )
 
 
@@ -168,6 +179,7 @@ def connect(
     verify: bool = True,
     drop_view_pages: bool = False,
     trace: Trace | None = None,
+    key: str | os.PathLike[str] | None = None,
 ) -> Client:
     """Connect to the server at `address`.
 
@@ -179,8 +191,11 @@ def connect(
     verify:           False only to measure a transport bare: then no bytes are checked
     drop_view_pages:  pages of a released view leave this process's memory at once, for readers under a memory budget
     trace:            records the spans of this client and of engines over its snapshots; by default nothing is
-    errors:           InvalidError for a bad address or option; UnreachableError, DeadlineError; UnavailableError when
-                      the pinned transport can't be had, with every candidate's reason
+    key:              file of the cluster key that the server has: TCP connections are then encrypted, and the server
+                      has to prove the key as well
+    errors:           InvalidError for a bad address or option; UnreachableError, DeadlineError; DeniedError when one
+                      side has no key or another one, or others can use the file; UnavailableError when the pinned
+                      transport can't be had, with every candidate's reason
     """
     return Client(
         address,
@@ -190,4 +205,5 @@ def connect(
         verify=verify,
         drop_view_pages=drop_view_pages,
         trace=trace,
+        key=None if key is None else os.fspath(key),
     )

@@ -45,6 +45,9 @@ class UnavailableError(Error):
 class InternalError(Error):
     """A broken invariant: report a bug."""
 
+class DeniedError(Error, PermissionError):
+    """The right key is missing: bring it, or mend its file."""
+
 # ---------------------------------------------------------------- checksums
 
 def crc64(data: Buffer | NDArray[Any], /, *, before: int = 0) -> int:
@@ -105,6 +108,21 @@ class MemoryRoom(TypedDict):
 def memory_room() -> MemoryRoom:
     """How much memory a server here could take now, and what bounds that."""
 
+# ---------------------------------------------------------------- cluster keys
+
+def new_key(path: str) -> str:
+    """Draw a cluster key and write its file with mode 0600; returns the key's id.
+
+    errors:  InvalidError when there is a file of that name, which is left as it is; UnavailableError with the system's
+             reason
+    """
+
+def key_id(path: str) -> str:
+    """The id of the key in a file, 16 hex digits: the same on every node that has the same key, and no part of it.
+
+    errors:  NotFoundError; DeniedError when others can use the file, or own it; InvalidError when it is no key file
+    """
+
 # ---------------------------------------------------------------- server
 
 class Server:
@@ -125,6 +143,7 @@ class Server:
         retained: int = 3,
         quarantine_limit: int | None = None,
         trace: Trace | None = None,
+        key: str | None = None,
     ) -> None: ...
     @property
     def address(self) -> str:
@@ -276,6 +295,7 @@ class Client:
         verify: bool = True,
         drop_view_pages: bool = False,
         trace: Trace | None = None,
+        key: str | None = None,
     ) -> None: ...
     @property
     def address(self) -> str: ...

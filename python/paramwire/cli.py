@@ -34,6 +34,8 @@ COMMANDS = {
     "doctor": "paramwire.cli_doctor:doctor",
     "generate": "paramwire.cli_generate:generate",
     "demo": "paramwire.cli_demo:demo",
+    "key new": "paramwire.cli_key:new",
+    "key show-id": "paramwire.cli_key:show_id",
     "bench fetch": "paramwire.cli_bench_fetch:bench_fetch",
     "bench latency": "paramwire.cli_bench_latency:bench_latency",
     "bench incast": "paramwire.cli_bench_incast:bench_incast",
@@ -49,6 +51,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", action="append", metavar="ADDR", help="tcp://HOST:PORT or unix:PATH; may be repeated"
     )
+    add_key(parser)
     parser.add_argument("--dtype", choices=("bf16", "f32", "keep"), default="keep",
                         help="of the weights served; keep (default): the file's, but quantised ones f32")  # fmt: skip
     parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE",
@@ -85,8 +88,27 @@ def add_blocks(name: str, parser: argparse.ArgumentParser) -> None:
         )
         parser.add_argument("--rows", type=row_range, metavar="FIRST:END", help="only these rows")
     add_transport(parser)
+    add_key(parser)
     parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="deadline of each call (default 30)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--key",
+        metavar="FILE",
+        help="cluster key, the same on server and clients (`paramwire key new`; default: $PARAMWIRE_KEY, if set)",
+    )
+
+
+def add_key_command(name: str, parser: argparse.ArgumentParser) -> None:
+    if name == "key new":
+        parser.add_argument(
+            "file", metavar="FILE", nargs="?", default="paramwire.key", help="file to make (default ./paramwire.key)"
+        )
+    else:
+        parser.add_argument("file", metavar="FILE", help="file of a key")
+    parser.add_argument("--json", action="store_true", help="print the facts as one JSON line")
 
 
 def add_transport(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +127,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=budget, default=0, metavar="SIZE|PART%",
                         help="memory for parameters and cache: 64MiB, or 25%% of all (default: no limit)")  # fmt: skip
     add_transport(parser)
+    add_key(parser)
     parser.add_argument("--source", choices=("auto", "view", "copy"), default="auto",
                         help="compute on zero-copy views (shm only) or on copies (default auto)")  # fmt: skip
     parser.add_argument(
@@ -167,6 +190,7 @@ def words(text: str) -> list[str]:
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", nargs="?", metavar="ADDR", help=f"{ADDRESS}; says how this machine would reach it")
+    add_key(parser)
     parser.add_argument(
         "--need", type=words, metavar="NAME,...", help="status 1 unless all of these work: shm,udp or tiers/memory"
     )
@@ -194,6 +218,15 @@ def make_parser() -> argparse.ArgumentParser:
     add_doctor(command("doctor", "say what works on this machine, why the rest does not, and what to type next"))
     add_generate(command("generate", "compute text with a model whose parameters stay on a server"))
     add_demo(command("demo", "the main job: serve a real model, compute with a quarter of its parameters in memory"))
+    key = command("key", "make a cluster key, or tell which one a file holds")
+    actions = key.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    for name, about in (
+        ("new", "draw a key and write its file, which only this user can read"),
+        ("show-id", "the id of a key: the same on every node that has the same key, and no part of it"),
+    ):
+        made = actions.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
+        made.set_defaults(run=COMMANDS["key " + name])
+        add_key_command("key " + name, made)
     bench = command("bench", "measure against baselines in the same run")
     kinds = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="BENCHMARK", required=True)
     for name, about in (

@@ -19,6 +19,7 @@ from paramwire.cli_common import (
     facts,
     in_bytes,
     json_line,
+    key_file,
     table,
 )
 from paramwire.cli_model import as_served, open_model, publish_model
@@ -28,7 +29,9 @@ SHOWN_VALUES = 8
 
 
 def connect(options: argparse.Namespace) -> paramwire.Client:
-    return paramwire.connect(options.address, transport=options.transport, timeout=options.timeout)
+    return paramwire.connect(
+        options.address, transport=options.transport, timeout=options.timeout, key=key_file(options)
+    )
 
 
 def put(options: argparse.Namespace) -> int:

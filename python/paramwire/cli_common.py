@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,12 @@ UNITS |= {prefix: 1024**power for power, prefix in enumerate("KMGT", 1)}
 
 class CliError(Exception):
     """Ends the command with its text as the one line on stderr, and with status 1."""
+
+
+def key_file(options: argparse.Namespace) -> str | None:
+    """File of the cluster key: --key, else the environment's PARAMWIRE_KEY; None: no key."""
+    given: str | None = options.key
+    return given if given is not None else os.environ.get("PARAMWIRE_KEY") or None
 
 
 def byte_size(text: str) -> int:

@@ -23,7 +23,7 @@ OK, WANTED = 0, 1
 
 
 def doctor(options: argparse.Namespace) -> int:
-    record = examine(options.address, options.need or [])
+    record = examine(options.address, options.need or [], options.key)
     if options.json:
         json_line(record)
     else:
@@ -31,15 +31,17 @@ def doctor(options: argparse.Namespace) -> int:
     return WANTED if record["missing"] else OK
 
 
-def examine(address: str | None, need: list[str]) -> dict[str, Any]:
+def examine(address: str | None, need: list[str], key: str | None = None) -> dict[str, Any]:
+    """`key`: file of the cluster key; by default the environment's."""
+    key = key or os.environ.get(machine.KEY_VARIABLE)
     seams = paramwire.available()
     found = machine.facts()
-    server = examine_server(address) if address else None
+    server = examine_server(address, key) if address else None
     return {
         "schema": SCHEMA,
         "seams": seams,
         "machine": found,
-        "key": machine.key(dict(os.environ)),
+        "key": machine.key(key),
         "versions": machine.versions(),
         "advice": machine.advice(found),
         "server": server,
@@ -47,11 +49,11 @@ def examine(address: str | None, need: list[str]) -> dict[str, Any]:
     }
 
 
-def examine_server(address: str) -> dict[str, Any]:
+def examine_server(address: str, key: str | None) -> dict[str, Any]:
     """Which transport a client here would get from that server, and why not the others."""
     out: dict[str, Any] = {"address": address, "transport": None, "rejected": [], "newest": None, "error": None}
     try:
-        with paramwire.connect(address, timeout=CONNECT_SECONDS) as client:
+        with paramwire.connect(address, timeout=CONNECT_SECONDS, key=key or None) as client:
             newest = client.newest
             out["transport"] = client.transport
             out["rejected"] = [{"name": name, "reason": reason} for name, reason in client.rejected]
@@ -130,7 +132,8 @@ def machine_pairs(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
     )
     sockets = found["sockets"]
     locked, files = found["limits"]["memlock_bytes"], found["limits"]["open_files"]
-    key_text = f"{key['path']}: {key['state']}" if key["path"] else key["state"]
+    named = key["path"] is None or key["path"] in key["state"]
+    key_text = key["state"] if named else f"{key['path']}: {key['state']}"
     return [
         ("kernel", f"{found['kernel']}, {found['system']}, user id {found['user']}"),
         ("processor", f"{cpu['model']}, {cpu['cores']} cores for this process"),

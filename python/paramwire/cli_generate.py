@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 import paramwire
-from paramwire.cli_common import CliError, in_bytes, json_line, notes
+from paramwire.cli_common import CliError, in_bytes, json_line, key_file, notes
 from paramwire.cli_memory import Peak, PeakMemory
 from paramwire.cli_model import ServedModel, read_served_model
 
@@ -94,6 +94,7 @@ def generate(options: argparse.Namespace) -> int:
         timeout=options.timeout,
         drop_view_pages=options.budget != 0,
         trace=trace,
+        key=key_file(options),
     )
     with trace or contextlib.nullcontext(), client, client.snapshot() as snapshot:
         model = read_served_model(snapshot)

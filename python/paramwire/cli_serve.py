@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import paramwire
-from paramwire.cli_common import CliError, bytes_progress, console, facts, in_bytes, json_line
+from paramwire.cli_common import CliError, bytes_progress, console, facts, in_bytes, json_line, key_file
 from paramwire.cli_model import open_model, publish_model
 from paramwire.metrics_server import MetricsServer
 
@@ -72,6 +72,7 @@ def serve(options: argparse.Namespace) -> int:
                     memory_limit=options.memory_limit,
                     huge_pages=options.huge_pages,
                     trace=trace,
+                    key=key_file(options),
                 )
                 metrics = open_metrics(server, options.metrics)
                 begin = time.perf_counter()

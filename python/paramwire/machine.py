@@ -5,6 +5,7 @@ Lines of the library's own seams come from paramwire.available(); nothing here g
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -14,7 +15,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from paramwire._core import __version__, build_versions, crc_implementation, memory_room
+from paramwire._core import (
+    DeniedError,
+    Error,
+    __version__,
+    build_versions,
+    crc_implementation,
+    key_id,
+    memory_room,
+)
 
 # Instructions that the core has bodies for (base/crc.hpp, compute/kernels.hpp), as /proc/cpuinfo spells them.
 FEATURES = (
@@ -37,7 +46,6 @@ WANTED_SOCKET_BUFFER = 8 << 20
 WANTED_DESCRIPTORS = 4096
 
 KEY_VARIABLE = "PARAMWIRE_KEY"
-KEY_BYTES = 32
 
 
 def read(path: str, root: Path = Path("/")) -> str | None:
@@ -123,27 +131,21 @@ def huge_pages() -> dict[str, Any]:
     }
 
 
-def key(environment: dict[str, str]) -> dict[str, Any]:
-    """Where the cluster key is and whether its file is fit for one; never what is in it."""
-    path = environment.get(KEY_VARIABLE)
-    out: dict[str, Any] = {"path": path, "mode": None, "usable": False, "state": "", "next": ""}
+def key(path: str | None) -> dict[str, Any]:
+    """Whether the file at `path` is fit for a cluster key, and which one it holds; never the key."""
+    out: dict[str, Any] = {"path": path, "mode": None, "id": None, "usable": False, "state": "", "next": ""}
     if not path:
-        return out | {"path": None, "state": f"{KEY_VARIABLE} is not set: only loopback and unix sockets are served"}
+        state = f"{KEY_VARIABLE} is not set: only loopback and unix sockets are served"
+        return out | {"path": None, "state": state}
+    with contextlib.suppress(OSError):
+        out["mode"] = f"{stat.S_IMODE(os.stat(path).st_mode):04o}"
     try:
-        found = os.stat(path)
-    except OSError as error:
-        return out | {"state": f"can't be read: {error.strerror}", "next": f"set {KEY_VARIABLE} to the key's file"}
-    mode = stat.S_IMODE(found.st_mode)
-    out["mode"] = f"{mode:04o}"
-    if not stat.S_ISREG(found.st_mode):
-        return out | {"state": "is no file", "next": f"set {KEY_VARIABLE} to the key's file"}
-    if mode & 0o077:
-        return out | {"state": f"others may read it (mode {mode:04o})", "next": f"chmod 600 {path}"}
-    if not os.access(path, os.R_OK):
-        return out | {"state": "belongs to another user", "next": f"ls -l {path}"}
-    if found.st_size != KEY_BYTES:
-        return out | {"state": f"has {found.st_size} bytes, a key has {KEY_BYTES}", "next": ""}
-    return out | {"state": "can be read by this user alone", "usable": True}
+        out["id"] = key_id(path)
+    except DeniedError as error:
+        return out | {"state": str(error), "next": f"chmod 600 {path}" if "chmod" in str(error) else f"ls -l {path}"}
+    except Error as error:
+        return out | {"state": str(error), "next": f"set {KEY_VARIABLE} to the key's file"}
+    return out | {"state": f"key {out['id']}, can be read by this user alone", "usable": True}
 
 
 def versions() -> dict[str, str]:

@@ -24,15 +24,27 @@ struct Transport {
   std::function<Result<std::unique_ptr<Link>>(const Rig&, const OmittedReadChecks&)> connect;
   // A link to whatever listens at a unix socket, for peers that misbehave.
   std::function<Result<std::unique_ptr<Link>>(const Endpoint&, Micros deadline)> connect_to;
+  bool keyed = false;  // the server has a cluster key
 };
 std::ostream& operator<<(std::ostream& out, const Transport& transport) { return out << transport.name; }
 
 constexpr ClientId kClient{3, 4};
 
+const std::shared_ptr<const ClusterKey>& cluster_key() {
+  static const auto key = [] {
+    const Bytes bytes = random_bytes(kClusterKeyBytes, 1);
+    return ClusterKey::from_bytes(std::span<const std::byte, kClusterKeyBytes>(bytes.data(), kClusterKeyBytes));
+  }();
+  return key;
+}
+Caller keyed_caller() { return {kClient, must(TlsContext::create(cluster_key()))}; }
+
 const std::vector<Transport>& transports() {
   static const std::vector<Transport> all = {
       {"tcp", [](const Rig& rig, const OmittedReadChecks& omitted) { return TcpLink::connect(rig.tcp_endpoint(), kClient, rig.server->incarnation(), omitted, in_seconds(10)); },
        [](const Endpoint& endpoint, Micros deadline) { return TcpLink::connect(endpoint, kClient, {}, {}, deadline); }},
+      {"tcp_with_a_key", [](const Rig& rig, const OmittedReadChecks& omitted) { return TcpLink::connect(rig.tcp_endpoint(), keyed_caller(), rig.server->incarnation(), omitted, in_seconds(10)); },
+       [](const Endpoint& endpoint, Micros deadline) { return TcpLink::connect(endpoint, keyed_caller(), {}, {}, deadline); }, true},
       {"stream_over_unix", [](const Rig& rig, const OmittedReadChecks& omitted) { return TcpLink::connect(rig.unix_endpoint(), kClient, rig.server->incarnation(), omitted, in_seconds(10)); },
        [](const Endpoint& endpoint, Micros deadline) { return TcpLink::connect(endpoint, kClient, {}, {}, deadline); }},
       {"shm", [](const Rig& rig, const OmittedReadChecks& omitted) { return ShmLink::connect(rig.unix_endpoint(), kClient, rig.server->incarnation(), {omitted, false}, in_seconds(10)); },
@@ -56,7 +68,13 @@ class TransportTest : public ::testing::TestWithParam<Transport> {
     return target;
   }
 
-  Rig rig_;
+  static ServerOptions options() {
+    ServerOptions out;
+    if (GetParam().keyed) out.key = cluster_key();
+    return out;
+  }
+
+  Rig rig_{options()};
 };
 
 constexpr std::size_t kExtent = kExtentBytes;

@@ -140,7 +140,7 @@ TEST(Message, ValuesOutsideTheirRangeAreRefusedNamingTheField) {
   EXPECT_NE(refusal(WelcomeMessage{{}, 0, {}, 1, "", ""}).find("epoch"), std::string::npos);
   EXPECT_NE(refusal(WelcomeMessage{{}, 1, Version{0, 5}, 1, "", ""}).find("version"), std::string::npos);
   EXPECT_NE(refusal(ErrorMessage{static_cast<Code>(0), ""}).find("code"), std::string::npos);
-  EXPECT_NE(refusal(ErrorMessage{static_cast<Code>(10), ""}).find("code"), std::string::npos);
+  EXPECT_NE(refusal(ErrorMessage{static_cast<Code>(11), ""}).find("code"), std::string::npos);
   Digest root{};
   root[31] = std::byte{1};
   EXPECT_NE(refusal(SnapshotMessage{{}, {}, root, 0, 0, false}).find("root"), std::string::npos);

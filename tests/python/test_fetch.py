@@ -204,6 +204,7 @@ ERRORS = {
     "UnreachableError": ("unreachable", ConnectionError),
     "UnavailableError": ("unavailable", pw.Error),
     "InternalError": ("internal", pw.Error),
+    "DeniedError": ("denied", PermissionError),
 }
 
 

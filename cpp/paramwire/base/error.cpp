@@ -17,6 +17,7 @@ std::string_view code_name(Code code) noexcept {
     case Code::kUnreachable: return "unreachable";
     case Code::kUnavailable: return "unavailable";
     case Code::kInternal: return "internal";
+    case Code::kDenied: return "denied";
   }
   return "unknown";
 }

@@ -25,6 +25,7 @@ enum class Code : std::uint8_t {
   kUnreachable = 7,   // the peer is gone: reroute or reconnect
   kUnavailable = 8,   // this implementation cannot work here: choose another
   kInternal = 9,      // a broken invariant: report a bug
+  kDenied = 10,       // the right key is missing: bring it, or mend its file
 };
 
 // Lower-case word for a code ("stale"), the same in logs, CLI and docs. "unknown" for a value outside the table.

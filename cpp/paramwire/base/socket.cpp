@@ -70,6 +70,7 @@ std::uint32_t Socket::peer_pid() const noexcept {
 }
 
 Result<std::optional<std::size_t>> Socket::try_receive(std::span<std::byte> into) {
+  if (filter_) return filter_->try_receive(into);
   for (;;) {
     const ssize_t n = ::recv(fd_.get(), into.data(), into.size(), MSG_DONTWAIT);
     if (n > 0) return std::optional(static_cast<std::size_t>(n));
@@ -80,6 +81,7 @@ Result<std::optional<std::size_t>> Socket::try_receive(std::span<std::byte> into
 }
 
 Result<std::optional<std::size_t>> Socket::try_receive(std::span<std::byte> into, Fd& descriptor) {
+  if (filter_) return filter_->try_receive(into);
   for (;;) {
     iovec part{into.data(), into.size()};
     RightsBuffer rights{};
@@ -104,6 +106,8 @@ Result<std::optional<std::size_t>> Socket::try_receive(std::span<std::byte> into
 }
 
 Result<std::optional<std::size_t>> Socket::try_send(std::span<const iovec> parts, int descriptor) {
+  if (filter_ && descriptor >= 0) return Error(Code::kInvalid, cat(peer_, ": descriptors travel over unix sockets only"));
+  if (filter_) return filter_->try_send(parts);
   for (;;) {
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(parts.data());  // sendmsg only reads it
@@ -126,6 +130,10 @@ Result<std::optional<std::size_t>> Socket::try_send(std::span<const iovec> parts
 }
 
 Status Socket::wait(short events, Micros deadline) const {
+  if (filter_ && (events & POLLIN) != 0) {
+    if (filter_->holds_input()) return {};
+    if (filter_->input_needs_room()) events = static_cast<short>(events | POLLOUT);
+  }
   for (;;) {
     const Micros left = deadline == kNever ? kNever : deadline - steady_clock().now();
     if (left <= 0) return Error(Code::kTimeout, cat(peer_, ": the deadline passed while waiting for it to ", (events & POLLIN) != 0 ? "answer" : "take bytes"));
@@ -168,8 +176,14 @@ Status Socket::send_all(std::span<const std::byte> bytes, Micros deadline) {
   return {};
 }
 
-void Socket::shutdown() noexcept { ::shutdown(fd_.get(), SHUT_RDWR); }
-void Socket::shutdown_send() noexcept { ::shutdown(fd_.get(), SHUT_WR); }
+void Socket::shutdown() noexcept {
+  if (filter_) filter_->finish();
+  ::shutdown(fd_.get(), SHUT_RDWR);
+}
+void Socket::shutdown_send() noexcept {
+  if (filter_) filter_->finish();
+  ::shutdown(fd_.get(), SHUT_WR);
+}
 
 Result<std::pair<Socket, Socket>> socket_pair() {
   int fds[2] = {-1, -1};

@@ -7,9 +7,11 @@
 #include "paramwire/base/endpoint.hpp"
 #include "paramwire/base/env.hpp"
 #include "paramwire/base/error.hpp"
+#include "paramwire/base/stream_filter.hpp"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -56,11 +58,13 @@ class Socket {
   std::uint32_t peer_pid() const noexcept;
 
   // One call's worth, at least 1 byte; nullopt: nothing to read, or no room, right now.
-  // errors: kUnreachable when the peer closed or reset the connection.
+  // errors: kUnreachable when the peer closed or reset the connection; with a filter also its own, see net/tls.hpp.
   Result<std::optional<std::size_t>> try_receive(std::span<std::byte> into);
   // As try_receive, and takes the descriptor that came along (SCM_RIGHTS). More than one at a time: the first; others are closed.
+  // None comes through a filter.
   Result<std::optional<std::size_t>> try_receive(std::span<std::byte> into, Fd& descriptor);
-  // `descriptor` >= 0 travels with the first byte; it stays the caller's.
+  // `descriptor` >= 0 travels with the first byte; it stays the caller's. Not through a filter: kInvalid.
+  // After nullopt the next call's bytes must begin with the same ones: a filter has them half on their way.
   Result<std::optional<std::size_t>> try_send(std::span<const iovec> parts, int descriptor = -1);
 
   // Until some bytes came. errors: as try_receive, kTimeout.
@@ -68,27 +72,45 @@ class Socket {
   // All of it, however short the counts are. errors: as receive; after one, part of the bytes may have moved.
   Status receive_all(std::span<std::byte> into, Micros deadline);
   Status send_all(std::span<const std::byte> bytes, Micros deadline);
-  // Until one of poll(2)'s `events` is there, or the peer hung up. errors: kTimeout.
+  // Until one of poll(2)'s `events` is there (POLLIN: or the filter holds bytes), or the peer hung up. errors: kTimeout.
   Status wait(short events, Micros deadline) const;
   // Ends the connection in both directions, which wakes a thread that waits on it. The descriptor stays until destruction.
   void shutdown() noexcept;
   void shutdown_send() noexcept;
-  void close() noexcept { fd_.reset(); }
+  void close() noexcept {
+    fd_.reset();
+    filter_.reset();
+  }
+
+  // From here on all bytes go through `filter`, which was made for this descriptor; nullptr: as they are. No other thread may be
+  // in a call.
+  void set_filter(std::unique_ptr<StreamFilter> filter) noexcept { filter_ = std::move(filter); }
+  StreamFilter* filter() const noexcept { return filter_.get(); }
+  // See StreamFilter: nullopt without one.
+  std::optional<ExportedKey> export_key(std::string_view label, std::span<const std::byte> context) const {
+    return filter_ ? filter_->export_key(label, context) : std::nullopt;
+  }
 
  private:
   Error lost(std::string_view what, int error_number) const;
 
   Fd fd_;
   std::string peer_;
+  std::unique_ptr<StreamFilter> filter_;
+};
+
+// Whom a TCP listener may serve.
+enum class Reach : std::uint8_t {
+  kThisHost,   // loopback addresses only: anybody who can connect is served
+  kAnywhere,   // every connection must prove the cluster key
 };
 
 // A listening socket, and the address really bound.
 class Listener {
  public:
-  // TCP: loopback addresses only, since without a cluster key nothing else may be served. unix: the socket file gets mode
-  // 0600; a stale one (nobody answers) is replaced; it is removed by close() if it is still this listener's.
-  // errors: kInvalid for another address; kUnavailable with errno, naming who is in the way.
-  static Result<Listener> open(const Endpoint& endpoint);
+  // unix: the socket file gets mode 0600; a stale one (nobody answers) is replaced; it is removed by close() if it is still this
+  // listener's. errors: kInvalid for an address out of `reach`; kUnavailable with errno, naming who is in the way.
+  static Result<Listener> open(const Endpoint& endpoint, Reach reach = Reach::kThisHost);
   Listener(Listener&& other) noexcept = default;
   Listener& operator=(Listener&& other) noexcept = default;
   ~Listener() { close(); }
@@ -103,7 +125,7 @@ class Listener {
 
  private:
   Listener(Fd fd, Endpoint endpoint) : fd_(std::move(fd)), endpoint_(std::move(endpoint)) {}
-  static Result<Listener> open_tcp(const Endpoint& endpoint);
+  static Result<Listener> open_tcp(const Endpoint& endpoint, Reach reach);
   static Result<Listener> open_unix(const Endpoint& endpoint);
 
   Fd fd_;

@@ -167,15 +167,15 @@ Result<Socket> Socket::connect(const Endpoint& endpoint, Micros deadline) {
 
 // ---------------------------------------------------------------- listeners
 
-Result<Listener> Listener::open(const Endpoint& endpoint) {
-  return endpoint.kind == Endpoint::Kind::kUnix ? open_unix(endpoint) : open_tcp(endpoint);
+Result<Listener> Listener::open(const Endpoint& endpoint, Reach reach) {
+  return endpoint.kind == Endpoint::Kind::kUnix ? open_unix(endpoint) : open_tcp(endpoint, reach);
 }
 
-Result<Listener> Listener::open_tcp(const Endpoint& endpoint) {
+Result<Listener> Listener::open_tcp(const Endpoint& endpoint, Reach reach) {
   PARAMWIRE_TRY(addresses, resolve(endpoint, steady_clock().now() + 5 * kMicrosPerSecond));
   for (const Address& address : addresses) {
-    if (address.loopback()) continue;
-    return Error(Code::kInvalid, cat("listen on ", endpoint, ": that is no loopback address, and without a cluster key only loopback and unix sockets are served; listen on 127.0.0.1 and reach it through a tunnel"));
+    if (address.loopback() || reach == Reach::kAnywhere) continue;
+    return Error(Code::kInvalid, cat("listen on ", endpoint, ": that is no loopback address, and without a cluster key only loopback and unix sockets are served; make a key with \"paramwire key new\" and give it to the server and its clients (--key FILE, key=FILE), or listen on 127.0.0.1"));
   }
   const Address& address = addresses.front();
   Fd fd(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -189,7 +189,8 @@ Result<std::shared_ptr<Client>> Client::connect(std::string_view address, const 
   if (options.lease_ttl < 30'000) return Error(Code::kInvalid, cat("lease_ttl of ", options.lease_ttl, " us: at least 30 ms are needed to renew it in time"));
   PARAMWIRE_TRY(high, system_random());
   PARAMWIRE_TRY(low, system_random());
-  auto impl = std::make_shared<ClientImpl>(std::move(endpoint), options, ClientId{high, low});
+  PARAMWIRE_TRY(tls, open_tls(options.key_file, options.key, TlsEnd::kClient));
+  auto impl = std::make_shared<ClientImpl>(std::move(endpoint), options, Caller(ClientId{high, low}, std::move(tls)));
   PARAMWIRE_CHECK(impl->open(impl->deadline({})));
   return std::shared_ptr<Client>(new Client(std::move(impl)));
 }
@@ -226,7 +227,7 @@ Result<Version> Client::fetch(std::span<FetchRequest> requests, CallOptions opti
 Result<std::unique_ptr<Publisher>> Client::publish(const PublishOptions& options) {
   PARAMWIRE_CHECK(impl_->check_usable());
   const Micros until = impl_->deadline(options.timeout);
-  PARAMWIRE_TRY(link, PublishLink::start(impl_->endpoint(), impl_->id(), options.any_base, options.base, until));
+  PARAMWIRE_TRY(link, PublishLink::start(impl_->endpoint(), impl_->caller(), options.any_base, options.base, until));
   return std::unique_ptr<Publisher>(std::make_unique<RemotePublisher>(impl_, std::move(link)));
 }
 

@@ -15,6 +15,7 @@
 #include "paramwire/base/metrics.hpp"
 #include "paramwire/base/trace.hpp"
 #include "paramwire/base/types.hpp"
+#include "paramwire/net/cluster_key.hpp"
 #include "paramwire/net/transport.hpp"
 #include "paramwire/wire/manifest.hpp"
 
@@ -33,6 +34,8 @@ struct ClientOptions {
   Micros timeout = 30 * kMicrosPerSecond;    // of calls that bring none
   Micros lease_ttl = 10 * kMicrosPerSecond;  // of leased snapshots; renewed at a third of it by a thread of the client
   bool verify = true;                        // false only to measure a transport bare: then nothing is checked (OmittedReadChecks::crc)
+  std::string key_file;                      // the cluster key: a file that ClusterKey::load takes,
+  std::shared_ptr<const ClusterKey> key;     // or a loaded one; not both. Both empty: no key, TCP goes without TLS
   bool drop_view_pages = false;              // a released view gives its shared pages back: for readers under a memory budget
   std::shared_ptr<Trace> trace;              // spans of this client and of engines over its snapshots; none: nothing is recorded
 };
@@ -172,7 +175,8 @@ struct PublishOptions {
 class Client {
  public:
   // `address`: "tcp://HOST:PORT", "HOST:PORT" or "unix:PATH".
-  // errors: kInvalid for a bad address or option (with the position); kUnreachable, kTimeout; kUnavailable when the pinned
+  // errors: kInvalid for a bad address or option (with the position); kUnreachable, kTimeout; kDenied when one side lacks the cluster
+  //         key or has another; as ClusterKey::load for the file; kUnavailable when the pinned
   //         transport can't be had, listing every candidate with its reason.
   static Result<std::shared_ptr<Client>> connect(std::string_view address, const ClientOptions& options);
   ~Client();

@@ -50,8 +50,8 @@ std::uint64_t bytes_of(std::span<const BlockRead> batch) {
 
 }  // namespace
 
-ClientImpl::ClientImpl(Endpoint endpoint, const ClientOptions& options, const ClientId& id)
-    : endpoint_(std::move(endpoint)), options_(options), id_(id), trace_(options_.trace.get()), pool_([this](Micros until) { return open_link(until); }, kLinksMax) {}
+ClientImpl::ClientImpl(Endpoint endpoint, const ClientOptions& options, Caller caller)
+    : endpoint_(std::move(endpoint)), options_(options), caller_(std::move(caller)), trace_(options_.trace.get()), pool_([this](Micros until) { return open_link(until); }, kLinksMax) {}
 
 Status ClientImpl::check_usable() const {
   PARAMWIRE_CHECK(fork_.check("client"));
@@ -68,7 +68,7 @@ Micros ClientImpl::deadline(const std::optional<Micros>& timeout) const {
 // ---------------------------------------------------------------- connection
 
 Status ClientImpl::open(Micros until) {
-  PARAMWIRE_TRY(control, ControlLink::connect(endpoint_, id_, until));
+  PARAMWIRE_TRY(control, ControlLink::connect(endpoint_, caller_, until));
   {
     const std::lock_guard lock(mutex_);
     control_ = std::move(control);
@@ -119,13 +119,13 @@ Result<std::unique_ptr<Link>> ClientImpl::open_shm(Micros until) {
   ShmOptions options;
   options.omitted.crc = !options_.verify;
   options.drop_pages = options_.drop_view_pages;
-  return ShmLink::connect(local_, id_, incarnation(), options, until);
+  return ShmLink::connect(local_, caller_, incarnation(), options, until);
 }
 
 Result<std::unique_ptr<Link>> ClientImpl::open_tcp(Micros until) {
   OmittedReadChecks omitted;
   omitted.crc = !options_.verify;
-  return TcpLink::connect(endpoint_, id_, incarnation(), omitted, until);
+  return TcpLink::connect(endpoint_, caller_, incarnation(), omitted, until);
 }
 
 Result<std::unique_ptr<Link>> ClientImpl::open_link(Micros until) {
@@ -148,7 +148,7 @@ Result<bool> ClientImpl::reconnect(const std::shared_ptr<ControlLink>& broken, M
   const std::lock_guard one(reconnect_mutex_);
   const Incarnation before = incarnation();
   if (auto current = control(); current != broken && !current->broken()) return true;  // somebody else was faster
-  auto fresh = ControlLink::connect(endpoint_, id_, until);
+  auto fresh = ControlLink::connect(endpoint_, caller_, until);
   if (!fresh.ok()) return std::move(fresh).error();
   const Incarnation now = (*fresh)->facts().incarnation;
   {

@@ -47,7 +47,7 @@ struct Ticket::State {
 
 class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
  public:
-  ClientImpl(Endpoint endpoint, const ClientOptions& options, const ClientId& id);
+  ClientImpl(Endpoint endpoint, const ClientOptions& options, Caller caller);
   ~ClientImpl() { close(); }
 
   // First connection and choice of the transport.
@@ -76,7 +76,7 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   NamedHistograms durations() const;
   Incarnation incarnation() const;
   const Endpoint& endpoint() const noexcept { return endpoint_; }
-  const ClientId& id() const noexcept { return id_; }
+  const Caller& caller() const noexcept { return caller_; }
   const ClientOptions& options() const noexcept { return options_; }
 
  private:
@@ -98,7 +98,7 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
 
   const Endpoint endpoint_;
   const ClientOptions options_;
-  const ClientId id_;
+  const Caller caller_;
   const ForkGuard fork_;
   Trace* const trace_;                             // of options_, or nullptr
   Histogram fetch_ns_, view_ns_, snapshot_ns_, control_ns_;

@@ -78,11 +78,12 @@ Error error_of_peer(const std::string& peer, std::span<const std::byte> error_me
   return Error(message->code, cat(peer, ": ", message->text));
 }
 
-Result<GreetedSocket> connect_and_greet(const Endpoint& endpoint, const ClientId& client, Micros deadline) {
+Result<GreetedSocket> connect_and_greet(const Endpoint& endpoint, const Caller& caller, Micros deadline) {
   PARAMWIRE_TRY(socket, Socket::connect(endpoint, deadline));
+  if (caller.tls && endpoint.kind == Endpoint::Kind::kTcp) PARAMWIRE_CHECK(caller.tls->connect(socket, deadline));
   GreetedSocket out{std::move(socket), {}};
   HelloMessage hello;
-  hello.client = client;
+  hello.client = caller.id;
   hello.pid = static_cast<std::uint32_t>(getpid());
   // A server that refuses at once (too many connections) may have closed before HELLO is sent: its reason is still there.
   const Status sent = out.socket.send_all(hello.encode(0), deadline);
@@ -97,8 +98,8 @@ Result<GreetedSocket> connect_and_greet(const Endpoint& endpoint, const ClientId
   return out;
 }
 
-Result<std::unique_ptr<ControlLink>> ControlLink::connect(const Endpoint& endpoint, const ClientId& client, Micros deadline) {
-  PARAMWIRE_TRY(greeted, connect_and_greet(endpoint, client, deadline));
+Result<std::unique_ptr<ControlLink>> ControlLink::connect(const Endpoint& endpoint, const Caller& caller, Micros deadline) {
+  PARAMWIRE_TRY(greeted, connect_and_greet(endpoint, caller, deadline));
   return std::unique_ptr<ControlLink>(new ControlLink(std::move(greeted)));
 }
 

@@ -8,6 +8,7 @@
 #include "paramwire/base/endpoint.hpp"
 #include "paramwire/base/fork_guard.hpp"
 #include "paramwire/base/socket.hpp"
+#include "paramwire/net/tls.hpp"
 #include "paramwire/wire/message.hpp"
 
 #include <atomic>
@@ -18,6 +19,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 
 namespace paramwire {
 
@@ -31,13 +34,21 @@ struct ServerFacts {
   std::string unix_path;
 };
 
+// Who connects, and what it proves.
+struct Caller {
+  Caller(const ClientId& client, std::shared_ptr<const TlsContext> key = nullptr) : id(client), tls(std::move(key)) {}  // NOLINT: implicit on purpose
+  ClientId id;
+  std::shared_ptr<const TlsContext> tls;  // nullptr: no key. Unix sockets go without either way: their file's mode says who may connect
+};
+
 // A connection that has said HELLO, with what the server answered.
 struct GreetedSocket {
   Socket socket;
   ServerFacts facts;
 };
-// errors: as Socket::connect; an ERROR answer as its code, with the peer before its text; kCorrupt for an answer that is none.
-Result<GreetedSocket> connect_and_greet(const Endpoint& endpoint, const ClientId& client, Micros deadline);
+// errors: as Socket::connect and TlsContext::connect; an ERROR answer as its code, with the peer before its text (kDenied: the server has
+// a key and this caller none); kCorrupt for an answer that is none.
+Result<GreetedSocket> connect_and_greet(const Endpoint& endpoint, const Caller& caller, Micros deadline);
 
 // `error` as an answer of `peer`: the text says who said it.
 Error error_of_peer(const std::string& peer, std::span<const std::byte> error_meta);
@@ -52,7 +63,7 @@ class ControlLink {
   };
 
   // errors: as connect_and_greet.
-  static Result<std::unique_ptr<ControlLink>> connect(const Endpoint& endpoint, const ClientId& client, Micros deadline);
+  static Result<std::unique_ptr<ControlLink>> connect(const Endpoint& endpoint, const Caller& caller, Micros deadline);
 
   const ServerFacts& facts() const noexcept { return facts_; }
   const std::string& peer() const noexcept { return socket_.peer(); }
@@ -65,6 +76,9 @@ class ControlLink {
   // As call, and the answer must be of type `want`.
   Result<Answer> call(std::span<const std::byte> frame, std::uint64_t request, FrameType want, Micros deadline);
   bool broken() const noexcept { return broken_.load(std::memory_order_acquire); }
+  // A key that this client and the server alone can derive (RFC 8446 7.5), other ones for each label and context; nullopt without TLS.
+  // The server's side: Session::export_key. Any thread.
+  std::optional<ExportedKey> export_key(std::string_view label, std::span<const std::byte> context) const { return socket_.export_key(label, context); }
   // Wakes a call that waits, which gets kUnreachable. Any thread.
   void close() noexcept;
 

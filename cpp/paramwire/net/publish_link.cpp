@@ -23,10 +23,10 @@ constexpr std::size_t kUnansweredMax = 4096;
 
 }  // namespace
 
-Result<std::unique_ptr<PublishLink>> PublishLink::start(const Endpoint& endpoint, const ClientId& client, bool any_base,
+Result<std::unique_ptr<PublishLink>> PublishLink::start(const Endpoint& endpoint, const Caller& caller, bool any_base,
                                                         const std::optional<Version>& base, Micros deadline) {
-  PARAMWIRE_TRY(greeted, connect_and_greet(endpoint, client, deadline));
-  std::unique_ptr<PublishLink> link(new PublishLink(std::move(greeted), endpoint, client));
+  PARAMWIRE_TRY(greeted, connect_and_greet(endpoint, caller, deadline));
+  std::unique_ptr<PublishLink> link(new PublishLink(std::move(greeted), endpoint, caller));
   PublishStartMessage ask;
   ask.any_base = any_base;
   ask.base = base;
@@ -238,7 +238,7 @@ Status PublishLink::alias(std::string_view tensor, std::string_view target, Micr
 // ---------------------------------------------------------------- end
 
 Status PublishLink::reconnect(Micros deadline) {
-  PARAMWIRE_TRY(greeted, connect_and_greet(endpoint_, client_, deadline));
+  PARAMWIRE_TRY(greeted, connect_and_greet(endpoint_, caller_, deadline));
   if (greeted.facts.incarnation != incarnation_) {
     return Error(Code::kStale, cat(endpoint_, " restarted while version ", version_, " was being committed: whether it was is not known here; look at the newest version"));
   }

@@ -31,7 +31,7 @@ class PublishLink {
  public:
   // On top of the newest version, whatever it is; or (any_base false) only if `base` is the newest (none: nothing yet).
   // errors: as connect_and_greet; kStale when `base` is not the newest; kBackpressure as the server has it.
-  static Result<std::unique_ptr<PublishLink>> start(const Endpoint& endpoint, const ClientId& client, bool any_base,
+  static Result<std::unique_ptr<PublishLink>> start(const Endpoint& endpoint, const Caller& caller, bool any_base,
                                                     const std::optional<Version>& base, Micros deadline);
   // Aborts what was not finished, without waiting for an answer.
   ~PublishLink();
@@ -62,8 +62,8 @@ class PublishLink {
     BlockId block;
     std::uint64_t crc64 = 0;
   };
-  PublishLink(GreetedSocket greeted, const Endpoint& endpoint, const ClientId& client)
-      : socket_(std::move(greeted.socket)), incarnation_(greeted.facts.incarnation), endpoint_(endpoint), client_(client) {}
+  PublishLink(GreetedSocket greeted, const Endpoint& endpoint, const Caller& caller)
+      : socket_(std::move(greeted.socket)), incarnation_(greeted.facts.incarnation), endpoint_(endpoint), caller_(caller) {}
   Status usable() const;
   void fail(Error error);
   // The connection can't be used any more: part of a frame may be on its way.
@@ -83,7 +83,7 @@ class PublishLink {
   Socket socket_;
   Incarnation incarnation_;
   Endpoint endpoint_;
-  ClientId client_;
+  Caller caller_;
   PublishId publish_;
   Version version_;
   std::uint64_t last_request_ = 0;

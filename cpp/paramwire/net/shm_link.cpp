@@ -168,10 +168,10 @@ ShmLink::ShmLink(std::unique_ptr<ControlLink> control, const ShmOptions& options
 
 ShmLink::~ShmLink() = default;
 
-Result<std::unique_ptr<Link>> ShmLink::connect(const Endpoint& endpoint, const ClientId& client, const Incarnation& incarnation,
+Result<std::unique_ptr<Link>> ShmLink::connect(const Endpoint& endpoint, const Caller& caller, const Incarnation& incarnation,
                                                const ShmOptions& options, Micros deadline) {
   if (endpoint.kind != Endpoint::Kind::kUnix) return Error(Code::kInvalid, cat("shm needs the server's unix socket, ", endpoint, " is none"));
-  PARAMWIRE_TRY(control, ControlLink::connect(endpoint, client, deadline));
+  PARAMWIRE_TRY(control, ControlLink::connect(endpoint, caller, deadline));
   if (control->facts().incarnation != incarnation && !options.omitted.epoch) {
     return Error(Code::kStale, cat(endpoint, " is incarnation ", control->facts().incarnation, " now, ", incarnation, " was expected (the server restarted): take a new snapshot"));
   }

@@ -37,7 +37,7 @@ class ShmLink final : public Link {
  public:
   // `endpoint` must be a unix socket of the server; the link keeps that connection. Arenas are mapped as reads need them.
   // errors: kInvalid for another endpoint; as connect_and_greet; kStale when another incarnation answers.
-  static Result<std::unique_ptr<Link>> connect(const Endpoint& endpoint, const ClientId& client, const Incarnation& incarnation,
+  static Result<std::unique_ptr<Link>> connect(const Endpoint& endpoint, const Caller& caller, const Incarnation& incarnation,
                                                const ShmOptions& options, Micros deadline);
   ~ShmLink() override;
 

@@ -25,9 +25,9 @@ Status check_range(const ManifestEntry& entry, const ByteRange& range, std::uint
   return {};
 }
 
-Result<std::unique_ptr<Link>> TcpLink::connect(const Endpoint& endpoint, const ClientId& client, const Incarnation& incarnation,
+Result<std::unique_ptr<Link>> TcpLink::connect(const Endpoint& endpoint, const Caller& caller, const Incarnation& incarnation,
                                                const OmittedReadChecks& omitted, Micros deadline) {
-  PARAMWIRE_TRY(greeted, connect_and_greet(endpoint, client, deadline));
+  PARAMWIRE_TRY(greeted, connect_and_greet(endpoint, caller, deadline));
   if (greeted.facts.incarnation != incarnation && !omitted.epoch) {
     return Error(Code::kStale, cat(endpoint, " is incarnation ", greeted.facts.incarnation, " now, ", incarnation, " was expected (the server restarted): take a new snapshot"));
   }

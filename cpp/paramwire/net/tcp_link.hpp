@@ -24,7 +24,7 @@ class TcpLink final : public Link {
  public:
   // `incarnation`: of the server whose manifests the reads will name.
   // errors: as connect_and_greet; kStale when another incarnation answers (the server restarted).
-  static Result<std::unique_ptr<Link>> connect(const Endpoint& endpoint, const ClientId& client, const Incarnation& incarnation,
+  static Result<std::unique_ptr<Link>> connect(const Endpoint& endpoint, const Caller& caller, const Incarnation& incarnation,
                                                const OmittedReadChecks& omitted, Micros deadline);
 
   std::string_view transport() const noexcept override { return "tcp"; }

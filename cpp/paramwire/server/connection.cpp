@@ -32,10 +32,15 @@ constexpr Micros kProgressEvery = kMicrosPerSecond / 2;
 // are unread, and the reset could overtake the reason.
 constexpr Micros kLinger = kMicrosPerSecond;
 
+// Most that a filter holds of what it received: net/tls's read buffer.
+constexpr std::uint64_t kFilterHolds = 64 * 1024;
+
 }  // namespace
 
 Connection::Connection(std::uint64_t id, Socket socket, bool local, Micros now)
-    : id_(id), socket_(std::move(socket)), local_(local), session_(id, local), opened_(now), sent_at_(now), received_at_(now) {}
+    : id_(id), socket_(std::move(socket)), local_(local), session_(id, local), opened_(now), sent_at_(now), received_at_(now) {
+  session_.exporter = [this](std::string_view label, std::span<const std::byte> context) { return socket_.export_key(label, context); };
+}
 
 bool Connection::queue_full() const noexcept { return queued_bytes_ >= kQueuedBytesMax || session_.outgoing.size() >= kQueuedFramesMax; }
 
@@ -47,8 +52,9 @@ void Connection::account() noexcept {
 }
 
 std::uint64_t Connection::bytes_waiting() const noexcept {
+  const std::uint64_t held = socket_.filter() != nullptr && socket_.filter()->holds_input() ? kFilterHolds : 0;
   int waiting = 0;
-  return ioctl(socket_.fd(), FIONREAD, &waiting) == 0 && waiting > 0 ? static_cast<std::uint64_t>(waiting) : 0;
+  return ioctl(socket_.fd(), FIONREAD, &waiting) == 0 && waiting > 0 ? held + static_cast<std::uint64_t>(waiting) : held;
 }
 
 bool Connection::stalled(Micros now, Micros send_timeout, Micros receive_timeout) const noexcept {
@@ -58,6 +64,11 @@ bool Connection::stalled(Micros now, Micros send_timeout, Micros receive_timeout
 }
 
 void Connection::refuse(const Error& error) {
+  if (shaking_hands()) {  // no frame can be said yet
+    socket_.filter()->turn_away();
+    ending_ = true;
+    return;
+  }
   ErrorMessage message;
   message.code = error.code();
   message.text = error.message();
@@ -71,6 +82,7 @@ void Connection::dismiss(ServerCore& core, Micros now) {
   const std::lock_guard lock(core.mutex);
   core.handlers->on_closed(session_, now);
   if (local_) core.pins.drop_connection(id_);
+  if (socket_.filter() != nullptr) socket_.filter()->finish();  // if the peer is still there, it sees an end and not a cut
 }
 
 // ---------------------------------------------------------------- in
@@ -135,13 +147,31 @@ Status Connection::serve(ServerCore& core, std::uint64_t budget, Micros now) {
     }
     if (budget == 0) return {};
     const auto space = parser_.receive_space();
-    PARAMWIRE_TRY(n, socket_.try_receive(space));
+    const auto received = socket_.try_receive(space);
+    if (!received.ok()) return on_lost(received.error(), core, now);
+    const auto& n = *received;
     if (!n) return {};
     parser_.received(*n);
     fresh_ = true;
     received_at_ = now;
     budget -= std::min<std::uint64_t>(budget, *n);
   }
+}
+
+// The connection gave an error. Who failed to prove the key gets to read why: the alert is on its way, and a client that speaks no
+// TLS is told in a frame; then as after any last word.
+Status Connection::on_lost(Error error, ServerCore& core, Micros now) {
+  if (!shaking_hands()) {
+    if (error.code() == Code::kCorrupt) ++core.counters.closed_for_protocol;  // a record that was changed on its way
+    return error;
+  }
+  ++core.counters.closed_for_key;
+  const bool speaks_frames = error.code() == Code::kDenied && socket_.filter()->peer_is_plain();
+  socket_.set_filter(nullptr);
+  ending_ = true;
+  if (speaks_frames) refuse(error);
+  PARAMWIRE_CHECK(flush(core, now));
+  return discard(now);
 }
 
 // After the last word: what the peer still sends is dropped, so that closing does not reset the connection.

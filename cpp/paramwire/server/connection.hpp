@@ -37,13 +37,20 @@ class Connection {
   bool wants_input() const noexcept { return ending_ || !queue_full(); }
   bool wants_output() const noexcept { return !session_.outgoing.empty(); }
   bool ending() const noexcept { return ending_; }
+  // The peer has not proved the cluster key yet.
+  bool shaking_hands() const noexcept { return socket_.filter() != nullptr && !socket_.filter()->ready(); }
+  // epoll must tell of room in the socket: frames wait, or receiving needs to send first (TLS).
+  bool needs_room() const noexcept { return wants_output() || (socket_.filter() != nullptr && socket_.filter()->input_needs_room()); }
+  // There is input that left the kernel already, so that no event will tell of it: serve again.
+  bool has_more() const noexcept { return !ending_ && !queue_full() && socket_.filter() != nullptr && socket_.filter()->holds_input(); }
   // Everything was said and the peer has hung up too, or had its second to do so.
   bool over(Micros now) const noexcept { return hung_up_ || (shut_ && now >= linger_until_); }
   bool stalled(Micros now, Micros send_timeout, Micros receive_timeout) const noexcept;
-  // Bytes that wait in the kernel: all of them arrived before now.
+  // At least the bytes that arrived before now and were not parsed: those in the kernel, and what the filter may hold.
   std::uint64_t bytes_waiting() const noexcept;
 
   std::uint32_t interest = 0;  // epoll events asked for; the loop's
+  bool in_again = false;       // is on the loop's list of those to be served without an event; the loop's
 
  private:
   bool queue_full() const noexcept;
@@ -53,6 +60,7 @@ class Connection {
   Result<std::size_t> send_some(int descriptor);
   void consume(std::size_t sent, ServerCore& core, Micros now);
   Status discard(Micros now);
+  Status on_lost(Error error, ServerCore& core, Micros now);
 
   std::uint64_t id_;
   Socket socket_;

@@ -8,6 +8,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+#include <utility>
 
 namespace paramwire {
 
@@ -74,12 +75,13 @@ void EventLoop::run() {
   std::array<epoll_event, 64> events;
   Micros now = steady_clock().now();
   for (;;) {
-    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms(now));
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), again_.empty() ? wait_ms(now) : 0);
     ++core_->counters.loop_turns;
     now = steady_clock().now();
     const Stopwatch watch(core_->durations.turn);
     const TraceSpan span(core_->trace.get(), "turn");
     for (int i = 0; i < count; ++i) handle(events[static_cast<std::size_t>(i)].data.u64, now);
+    serve_again(now);
     if (stop_ && !draining_) drain(now);
     if (draining_) {
       if (connections_.empty() || now >= drain_deadline_) break;
@@ -112,10 +114,24 @@ void EventLoop::settle(Connection& connection, const Status& status, Micros now)
   const bool done = draining_ && !connection.wants_output();
   if (!status.ok() || done || connection.over(now)) return drop(connection.id(), now);
   const std::uint32_t input = connection.wants_input() && !draining_ ? std::uint32_t{EPOLLIN} : 0U;
-  const std::uint32_t interest = input | (connection.wants_output() ? std::uint32_t{EPOLLOUT} : 0U);
+  if (!draining_ && !connection.in_again && connection.has_more()) {
+    connection.in_again = true;
+    again_.push_back(connection.id());
+  }
+  const std::uint32_t interest = input | (connection.needs_room() ? std::uint32_t{EPOLLOUT} : 0U);
   if (interest == connection.interest) return;
   connection.interest = interest;
   if (!watch(connection.fd(), connection.id(), interest, EPOLL_CTL_MOD).ok()) drop(connection.id(), now);
+}
+
+void EventLoop::serve_again(Micros now) {
+  for (const std::uint64_t id : std::exchange(again_, {})) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) continue;
+    Connection& connection = *found->second;
+    connection.in_again = false;
+    if (!draining_) settle(connection, connection.serve(*core_, kReceiveBudget, now), now);
+  }
 }
 
 void EventLoop::drop(std::uint64_t id, Micros now) {
@@ -147,10 +163,23 @@ void EventLoop::accept_all(std::size_t index, Micros now) {
   }
 }
 
+// Who has not proved the key must not keep others out by being many and silent: the longest about it goes.
+void EventLoop::make_room(Micros now) {
+  std::uint64_t oldest = 0;
+  for (const auto& [id, connection] : connections_) {
+    if (connection->shaking_hands() && (oldest == 0 || id < oldest)) oldest = id;
+  }
+  if (oldest == 0) return;
+  ++core_->counters.closed_for_key;
+  drop(oldest, now);
+}
+
 void EventLoop::admit(Socket socket, bool local, Micros now) {
+  if (!local && core_->tls && !core_->tls->accept(socket).ok()) return;  // no memory for a connection object: the peer sees a closed connection
   const std::uint64_t id = ++last_id_;
   auto connection = std::make_unique<Connection>(id, std::move(socket), local, now);
   Connection& added = *connection;
+  if (connections_.size() >= limits_.connections_max && core_->tls) make_room(now);
   const bool full = connections_.size() >= limits_.connections_max;
   if (full) {
     ++core_->counters.refused;

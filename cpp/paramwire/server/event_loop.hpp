@@ -43,7 +43,9 @@ class EventLoop {
   void handle(std::uint64_t key, Micros now);
   void accept_all(std::size_t listener, Micros now);
   void admit(Socket socket, bool local, Micros now);
+  void make_room(Micros now);
   void settle(Connection& connection, const Status& status, Micros now);
+  void serve_again(Micros now);
   void drop(std::uint64_t id, Micros now);
   void serve_all_waiting(Micros now);
   void answer_waits(Micros now, bool always);
@@ -57,6 +59,7 @@ class EventLoop {
   Fd epoll_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::uint64_t last_id_ = 0;
+  std::vector<std::uint64_t> again_;  // connections whose input left the kernel and was not served: their turn comes without an event
   bool accept_paused_ = false;
   bool tick_wanted_ = false;       // leases, publishes, quarantined slots, or clients
   Micros next_tick_ = 0;

@@ -6,6 +6,7 @@
 // its slot's payload and may run outside the lock.
 #pragma once
 
+#include "paramwire/base/stream_filter.hpp"
 #include "paramwire/control/coordinator.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/wire/frame.hpp"
@@ -16,7 +17,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace paramwire {
@@ -52,6 +55,14 @@ class Session {
   std::deque<Outgoing> outgoing;
   bool greeted() const noexcept { return greeted_; }
   std::uint32_t peer_pid() const noexcept { return peer_pid_; }
+
+  // A key that this server and the client of this connection alone can derive (RFC 8446 7.5), other ones for each label and context;
+  // nullopt on connections without TLS. The client's side: ControlLink::export_key.
+  std::optional<ExportedKey> export_key(std::string_view label, std::span<const std::byte> context) const {
+    return exporter ? exporter(label, context) : std::nullopt;
+  }
+  // Set by the edge, where there is one.
+  std::function<std::optional<ExportedKey>(std::string_view label, std::span<const std::byte> context)> exporter;
 
  private:
   friend class Handlers;

@@ -101,11 +101,12 @@ Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
   PARAMWIRE_TRY(low, system_random());
   server->incarnation_ = {high, low};
 
+  PARAMWIRE_TRY(tls, open_tls(options.key_file, options.key, TlsEnd::kServer));
   PARAMWIRE_TRY(wanted, wanted_endpoints(options, server->incarnation_));
   HandlerOptions handler_options;
   std::vector<Listener> listeners;
   for (const Endpoint& endpoint : wanted) {
-    PARAMWIRE_TRY(listener, Listener::open(endpoint));
+    PARAMWIRE_TRY(listener, Listener::open(endpoint, tls ? Reach::kAnywhere : Reach::kThisHost));
     server->endpoints_.push_back(listener.endpoint());
     if (endpoint.kind == Endpoint::Kind::kUnix && handler_options.unix_path.empty()) handler_options.unix_path = absolute_path(endpoint.path);
     listeners.push_back(std::move(listener));
@@ -118,6 +119,7 @@ Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
   PARAMWIRE_TRY(tier, open_tier(options.tier, options.tier_options));
   server->epoch_ = coordinator->epoch();
   core->trace = options.trace;
+  core->tls = std::move(tls);
   core->coordinator = std::move(coordinator);
   core->tier = std::move(tier);
   BlockStoreOptions store_options = options.store;
@@ -186,6 +188,7 @@ Result<ServerStats> Server::stats() const {
   out.accepted = counters.accepted;
   out.refused = counters.refused;
   out.closed_for_protocol = counters.closed_for_protocol;
+  out.closed_for_key = counters.closed_for_key;
   out.closed_for_stall = counters.closed_for_stall;
   out.loop_turns = counters.loop_turns;
   return out;

@@ -12,6 +12,7 @@
 #include "paramwire/base/error.hpp"
 #include "paramwire/base/metrics.hpp"
 #include "paramwire/base/trace.hpp"
+#include "paramwire/net/cluster_key.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/store/tier.hpp"
 
@@ -31,6 +32,10 @@ struct ServerOptions {
   // Addresses, as parse_endpoint takes them; port 0 is any free one. Empty: tcp://127.0.0.1:0, and a unix socket in
   // `unix_directory` if that is set. Only loopback and unix sockets are served without a cluster key.
   std::vector<std::string> listen;
+  // The cluster key: a file that ClusterKey::load takes, or a loaded key; not both. With it every TCP connection is TLS 1.3 and proves
+  // the key (net/tls.hpp), whatever its address; unix sockets are as without, open to this user alone.
+  std::string key_file;
+  std::shared_ptr<const ClusterKey> key;
   // Made with mode 0700 if it is not there; must belong to this user and be closed to others. Keep it short: a socket path
   // has at most 107 bytes.
   std::string unix_directory;
@@ -51,7 +56,7 @@ struct ServerOptions {
 
 struct ServerStats {
   StoreStats store;
-  std::uint64_t connections = 0, accepted = 0, refused = 0, closed_for_protocol = 0, closed_for_stall = 0, loop_turns = 0, pin_tables = 0;
+  std::uint64_t connections = 0, accepted = 0, refused = 0, closed_for_protocol = 0, closed_for_key = 0, closed_for_stall = 0, loop_turns = 0, pin_tables = 0;
   std::string tier_note;
 };
 

@@ -5,6 +5,7 @@
 #include "paramwire/base/metrics.hpp"
 #include "paramwire/base/trace.hpp"
 #include "paramwire/control/coordinator.hpp"
+#include "paramwire/net/tls.hpp"
 #include "paramwire/server/handlers.hpp"
 #include "paramwire/server/pin_registry.hpp"
 #include "paramwire/store/block_store.hpp"
@@ -24,6 +25,7 @@ struct LoopCounters {
   std::atomic<std::uint64_t> accepted{0};
   std::atomic<std::uint64_t> refused{0};             // over the limit
   std::atomic<std::uint64_t> closed_for_protocol{0}; // after a frame that made no sense
+  std::atomic<std::uint64_t> closed_for_key{0};      // the peer did not prove the cluster key: none, another, or no TLS at all
   std::atomic<std::uint64_t> closed_for_stall{0};    // the peer took or sent nothing for too long
   std::atomic<std::uint64_t> loop_turns{0};          // returns of epoll_wait: an idle server stands still
 };
@@ -45,6 +47,7 @@ struct ServerCore {
   std::optional<Handlers> handlers;
   bool closed = false;
 
+  std::shared_ptr<const TlsContext> tls;  // set before the loop starts; nullptr: no key, TCP is plain
   Fd wake;  // eventfd: something happened that the loop must look at
   LoopCounters counters;
   ServerDurations durations;

@@ -183,7 +183,7 @@ Result<ErrorMessage> ErrorMessage::decode(std::span<const std::byte> meta) {
   const std::uint8_t code = in.get<std::uint8_t>();
   m.text = in.text(kMaxErrorBytes);
   if (!in.finished()) return bad("ERROR", "length");
-  if (code < static_cast<std::uint8_t>(Code::kInvalid) || code > static_cast<std::uint8_t>(Code::kInternal)) {
+  if (code < static_cast<std::uint8_t>(Code::kInvalid) || code > static_cast<std::uint8_t>(Code::kDenied)) {
     return bad("ERROR", "code");
   }
   m.code = static_cast<Code>(code);

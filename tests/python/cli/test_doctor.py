@@ -172,11 +172,11 @@ def test_new_lines_of_a_seam_appear_by_themselves(monkeypatch, capsys):
     ("make", "state", "command"),
     [
         (None, "is not set", ""),
-        (lambda path: None, "can't be read", "PARAMWIRE_KEY"),
-        (lambda path: path.mkdir(), "is no file", "PARAMWIRE_KEY"),
-        (lambda path: (path.write_bytes(bytes(32)), path.chmod(0o644)), "others may read it (mode 0644)", "chmod 600"),
-        (lambda path: (path.write_bytes(bytes(31)), path.chmod(0o600)), "has 31 bytes, a key has 32", ""),
-        (lambda path: (path.write_bytes(bytes(range(32))), path.chmod(0o600)), "this user alone", ""),
+        (lambda path: None, "there is no key file", "PARAMWIRE_KEY"),
+        (lambda path: (path.mkdir(), path.chmod(0o700)), "is no regular file", "PARAMWIRE_KEY"),
+        (lambda path: (path.write_text("0a" * 32), path.chmod(0o644)), "has mode 0644", "chmod 600"),
+        (lambda path: (path.write_text("0a" * 31), path.chmod(0o600)), "has 62 bytes", "PARAMWIRE_KEY"),
+        (lambda path: (path.write_text("0a" * 32), path.chmod(0o600)), "this user alone", ""),
     ],
 )
 def test_the_key_file_is_looked_at_and_never_shown(make, state, command, tmp_path, monkeypatch, capsys):
@@ -186,7 +186,7 @@ def test_the_key_file_is_looked_at_and_never_shown(make, state, command, tmp_pat
         monkeypatch.setenv("PARAMWIRE_KEY", str(tmp_path / "key"))
     found = examine(None, [])
     key = found["key"]
-    assert set(key) == {"path", "mode", "usable", "state", "next"}
+    assert set(key) == {"path", "mode", "id", "usable", "state", "next"}
     assert state in key["state"]
     assert command in key["next"]
     assert key["usable"] == ("alone" in state)
@@ -194,7 +194,7 @@ def test_the_key_file_is_looked_at_and_never_shown(make, state, command, tmp_pat
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
     assert state in printed
-    assert bytes(range(32)).hex() not in printed
+    assert "0a" * 31 not in printed
 
 
 def test_low_limits_come_with_the_command_that_raises_them():

@@ -67,6 +67,7 @@ def test_wrong_usage_ends_with_status_2(arguments, capsys):
 def test_every_command_has_a_help_page(capsys):
     for words in (
         [], ["serve"], ["put"], ["get"], ["ls"], ["stat"], ["generate"], ["demo"],
+        ["key"], ["key", "new"], ["key", "show-id"],
         ["bench"], ["bench", "fetch"], ["bench", "latency"], ["bench", "incast"], ["bench", "mixed"],
         ["bench", "report"], ["bench", "generate"], ["bench", "memory"],
     ):  # fmt: skip
