@@ -141,14 +141,16 @@ void EventLoop::accept_all(std::size_t index, Micros now) {
       return;
     }
     if (!*socket) return;
-    admit(std::move(**socket), listener.endpoint().kind == Endpoint::Kind::kUnix, now);
+    admit(std::move(**socket), index, now);
   }
 }
 
-void EventLoop::admit(Socket socket, bool local, Micros now) {
+void EventLoop::admit(Socket socket, std::size_t listener, Micros now) {
+  const bool local = listeners_[listener].endpoint().kind == Endpoint::Kind::kUnix;
   const std::uint64_t id = ++last_id_;
   auto connection = std::make_unique<Connection>(id, std::move(socket), local, now);
   Connection& added = *connection;
+  if (listener < limits_.udp_ports.size()) added.session().set_udp_port(limits_.udp_ports[listener]);
   const bool full = connections_.size() >= limits_.connections_max;
   if (full) {
     ++core_->counters.refused;

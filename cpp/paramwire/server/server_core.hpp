@@ -5,6 +5,7 @@
 #include "paramwire/control/coordinator.hpp"
 #include "paramwire/server/handlers.hpp"
 #include "paramwire/server/pin_registry.hpp"
+#include "paramwire/server/udp_responder.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/store/tier.hpp"
 
@@ -35,6 +36,7 @@ struct ServerCore {
   std::optional<BlockStore> store;
   std::optional<Handlers> handlers;
   bool closed = false;
+  std::unique_ptr<UdpResponder> udp;  // has its own lock
 
   Fd wake;  // eventfd: something happened that the loop must look at
   LoopCounters counters;
