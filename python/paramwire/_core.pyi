@@ -91,6 +91,8 @@ class Server:
         lease_age_max: float = 600.0,
         retained: int = 3,
         quarantine_limit: int | None = None,
+        udp: bool = True,
+        busy_poll: bool = False,
     ) -> None: ...
     @property
     def address(self) -> str:
@@ -99,6 +101,10 @@ class Server:
     @property
     def endpoints(self) -> list[str]:
         """All addresses, as they were bound."""
+
+    @property
+    def udp_ports(self) -> list[int]:
+        """UDP port of each endpoint; 0 where there is none. Of a unix socket: that at 127.0.0.1."""
 
     @property
     def epoch(self) -> int:
@@ -233,13 +239,14 @@ class Client:
         timeout: float = 30.0,
         lease_ttl: float = 10.0,
         verify: bool = True,
+        busy_poll: bool = False,
         drop_view_pages: bool = False,
     ) -> None: ...
     @property
     def address(self) -> str: ...
     @property
     def transport(self) -> str:
-        """In use: "shm" or "tcp"."""
+        """In use: "shm", "udp" or "tcp"."""
 
     @property
     def rejected(self) -> list[tuple[str, str]]:

@@ -244,7 +244,7 @@ def test_a_pinned_transport_that_can_not_be_had_is_refused_with_the_reason(tmp_p
 def test_available_names_every_seam():
     seams = pw.available()
     assert set(seams) == {"transports", "tiers", "backends", "coordinators"}
-    assert {row["name"] for row in seams["transports"]} == {"shm", "tcp"}
+    assert {row["name"] for row in seams["transports"]} == {"shm", "udp", "tcp"}
     for rows in seams.values():
         for row in rows:
             assert set(row) == {"name", "usable", "reason"}

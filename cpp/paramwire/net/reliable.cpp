@@ -60,7 +60,8 @@ struct ReliableReader::Stream {
 
   std::uint64_t begin_of(std::uint32_t i) const { return std::uint64_t{first + i} * segment_size; }
   std::uint32_t size_of(std::uint32_t i) const { return static_cast<std::uint32_t>(std::min<std::uint64_t>(segment_size, part_size - begin_of(i))); }
-  std::uint64_t cost_of(std::uint32_t i) const { return datagram_cost(kDataHeaderBytes + size_of(i)); }
+  // Of each segment alike: the shorter last one is charged as the others.
+  std::uint64_t cost() const { return datagram_cost(kDataHeaderBytes + std::min<std::uint64_t>(segment_size, part_size)); }
   // First byte of the part that is not here, of those needed.
   std::uint64_t front() const { return prefix == count ? need.offset + need.size : std::max(need.offset, begin_of(prefix)); }
 
@@ -303,11 +304,11 @@ bool ReliableReader::ask(Stream& stream, Micros now, std::uint64_t room, Outbox&
     return true;
   }
   // A quarter of the window a GET keeps four under way; less only for the last of a stream, or when nothing else is.
-  const std::uint64_t burst = std::clamp<std::uint64_t>(window_.bytes() / 4, stream.cost_of(i), kAskBytes);
+  const std::uint64_t burst = std::clamp<std::uint64_t>(window_.bytes() / 4, stream.cost(), kAskBytes);
   if (in_flight_ > 0 && room < burst) {
     std::uint64_t left = 0;
     for (std::uint32_t k = i; k < stream.count && left <= room; ++k) {
-      if (!Stream::bit(stream.here, k) && !Stream::bit(stream.asked_for, k)) left += stream.cost_of(k);
+      if (!Stream::bit(stream.here, k) && !Stream::bit(stream.asked_for, k)) left += stream.cost();
     }
     if (left > room) return false;
   }
@@ -323,7 +324,7 @@ bool ReliableReader::ask(Stream& stream, Micros now, std::uint64_t room, Outbox&
   ask.sent = now;
   ask.timed = !stream.again;
   ask.token = token_;
-  ask.cost = static_cast<std::uint32_t>(datagram_cost(kDataHeaderBytes + std::min<std::uint64_t>(stream.segment_size, stream.part_size)));
+  ask.cost = static_cast<std::uint32_t>(stream.cost());
   std::uint64_t used = 0;
   std::uint32_t k = i;
   for (; k < stream.count && k - i < kSegmentsMax; ++k) {
