@@ -1,6 +1,7 @@
 #include "paramwire/net/pull_window.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace paramwire {
 
@@ -48,21 +49,26 @@ void PullWindow::on_answer(Micros now, Micros sent, bool limited) noexcept {
     smoothed_ += (sample - smoothed_) / 8;
     smoothed_ = std::max<Micros>(smoothed_, 1);
   }
-  const Micros delay = sample - base_;
+  round_least_ = std::min(round_least_, sample);
+  round_limited_ = round_limited_ || limited;
+  if (sent < round_began_) return;
+  const Micros delay = round_least_ - base_;
+  const bool full = round_limited_;
+  round_began_ = now;
+  round_least_ = kNever;
+  round_limited_ = false;
   if (delay > kTargetDelay) {
     doubling_ = false;
-    if (now - cut_at_ < sample) return;
-    cut_at_ = now;
+    if (!std::exchange(high_before_, true)) return;
     // Swift's max(1 - beta * (delay - target) / delay, 1 - max_mdf) with beta 0.8, max_mdf 0.5, in integers.
     const auto excess = static_cast<std::uint64_t>(delay - kTargetDelay);
     const std::uint64_t cut = std::min(window_ / 2, window_ / 10 * 8 * excess / static_cast<std::uint64_t>(delay));
     window_ = std::max(least_, window_ - cut);
     return;
   }
+  high_before_ = false;
   // A window that nobody filled proves nothing: it does not grow.
-  if (!limited || now - grown_at_ < smoothed_) return;
-  grown_at_ = now;
-  window_ = std::min(most_, window_ + (doubling_ ? window_ : kStep));
+  if (full) window_ = std::min(most_, window_ + (doubling_ ? window_ : kStep));
 }
 
 void PullWindow::on_loss(Micros now, std::uint64_t lost) noexcept {

@@ -39,22 +39,23 @@ class InboundCredit {
 };
 
 // The window of one server, by delay: what a GET waits for its first DATA beyond the least ever seen is queue, on the path or in the server.
-//   below the target: grows by one step a round trip (doubles until it met the target or a timeout first);
-//   above: shrinks in proportion to the excess, at most by half and once a round trip.
+// A round is from its first GET to the first answer of one sent after it began; its delay is the least in it, so that a reader that was put
+// aside by the scheduler for a moment does not read its own absence as congestion.
+//   below the target: grows by one step a round (doubles until it met the target or a timeout first);
+//   above in two rounds running: shrinks in proportion to the excess, at most by half.
 // Source: G. Kumar et al., "Swift: Delay is Simple and Effective for Congestion Control in the Datacenter" (SIGCOMM 2020), section 3.1, and
 // RFC 6817 (LEDBAT) for the base delay. Loss counts only where it is many: a few per cent say nothing about a queue.
 // Retransmission timer: RFC 6298. One thread.
 class PullWindow {
  public:
-  // `least`: one datagram's cost; the window never falls below.
-  PullWindow(std::uint64_t least, std::uint64_t most) : least_(least), most_(most), window_(kFirstWindow < most ? kFirstWindow : most) {}
+  // `datagram`: one's cost; the window never falls below it, nor below kLeastWindow.
+  PullWindow(std::uint64_t datagram, std::uint64_t most) : most_(most), window_(kFirstWindow < most ? kFirstWindow : most) { set_datagram(datagram); }
 
   std::uint64_t bytes() const noexcept { return window_; }
   Micros rto() const noexcept;
   Micros rtt() const noexcept { return smoothed_; }
   Micros least_rtt() const noexcept { return base_ == kNever ? 0 : base_; }
-  void set_least(std::uint64_t least) noexcept { least_ = least; }
-  void set_most(std::uint64_t most) noexcept { most_ = most; if (window_ > most_) window_ = most_; }
+  void set_datagram(std::uint64_t cost) noexcept { least_ = cost > kLeastWindow ? cost : kLeastWindow; }
 
   // A GET sent at `sent` got its first DATA now. `limited`: the window was what held more back.
   void on_answer(Micros now, Micros sent, bool limited) noexcept;
@@ -65,9 +66,11 @@ class PullWindow {
 
   // 256 KiB fit the smallest default buffer (212,992 doubled) of a host that was never tuned.
   static constexpr std::uint64_t kFirstWindow = 256 * 1024;
+  // A burst that any path takes that carries blocks at all: 23 datagrams of 1,448 B. Below it, round trips would decide, not queues.
+  static constexpr std::uint64_t kLeastWindow = 64 * 1024;
 
  private:
-  std::uint64_t least_;
+  std::uint64_t least_ = kLeastWindow;
   std::uint64_t most_;
   std::uint64_t window_;
   bool doubling_ = true;
@@ -75,7 +78,10 @@ class PullWindow {
   Micros smoothed_ = 0;
   Micros variation_ = 0;
   Micros cut_at_ = 0;           // last decrease
-  Micros grown_at_ = 0;
+  Micros round_began_ = 0;
+  Micros round_least_ = kNever; // least round trip in it
+  bool round_limited_ = false;
+  bool high_before_ = false;    // the round before this one was above the target
   std::uint64_t lost_round_ = 0;
   Micros round_at_ = 0;
 };

@@ -110,7 +110,7 @@ void ReliableReader::set_segment_size(std::uint32_t bytes) {
   if (segment_size_ == bytes) return;
   segment_size_ = bytes;
   size_confirmed_ = false;
-  window_.set_least(datagram_cost(kDataHeaderBytes + bytes));
+  window_.set_datagram(datagram_cost(kDataHeaderBytes + bytes));
 }
 
 // ---------------------------------------------------------------- introduction
@@ -425,7 +425,7 @@ void ReliableReader::step_size() {
   ++stats_.size_steps;
   segment_size_ = next;
   size_confirmed_ = false;
-  window_.set_least(datagram_cost(kDataHeaderBytes + next));
+  window_.set_datagram(datagram_cost(kDataHeaderBytes + next));
   for (const auto& item : items_) {
     if (item->read == nullptr) continue;
     for (Stream* stream : {&item->stored, &item->table}) {
