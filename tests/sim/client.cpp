@@ -230,7 +230,7 @@ void SimClient::welcomed() {
   if (!welcome.ok()) return;
   const bool same = server_incarnation_ && *server_incarnation_ == welcome->incarnation;
   server_incarnation_ = welcome->incarnation;
-  if (!same) held_ = {};  // its locators are of a former incarnation, and so is any delta base
+  if (!same && !world_.profile().blind_greeting) held_ = {};  // its locators are of a former incarnation, and so is any delta base
   if (!same) lease_.reset();
   if (!fetch_) return;
   // P9: compared with the incarnation that made the snapshot being read, not with the last one seen.

@@ -180,7 +180,7 @@ void World::make_model() {
 }
 
 void World::start_server() {
-  const bool forget = profile_.equal_epochs && random_.chance(15) && epoch_ > 0;
+  const bool forget = profile_.equal_epochs && random_.chance(profile_.blind_greeting ? 100 : 15) && epoch_ > 0;
   if (forget) coverage_.faults["restart with the same epoch"]++;
   if (!forget) ++epoch_;
   servers_.push_back(std::make_unique<SimServer>(*this, epoch_));
