@@ -99,7 +99,7 @@ const char* decode_get(std::span<const std::byte> datagram, DatagramGet& out) no
   std::memcpy(out.bitmap.data(), p + kGetFixedBytes, bytes);
   const unsigned spare = static_cast<unsigned>(bytes * 8 - out.segment_count);
   if (!out.wanted(0) || !out.wanted(out.segment_count - 1U)) return "bitmap";
-  if (spare > 0 && out.bitmap[bytes - 1] >> (8 - spare) != 0) return "bitmap";
+  if (spare > 0 && unsigned{out.bitmap[bytes - 1]} >> (8 - spare) != 0) return "bitmap";
   return nullptr;
 }
 

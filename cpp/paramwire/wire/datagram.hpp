@@ -53,8 +53,8 @@ struct DatagramGet {
   std::uint16_t segment_count = 0;
   std::array<std::uint8_t, kSegmentsMax / 8> bitmap{};  // bit i of byte i/8: segment first + i is wanted
 
-  bool wanted(std::uint32_t i) const noexcept { return (bitmap[i / 8] >> (i % 8) & 1U) != 0; }
-  void want(std::uint32_t i) noexcept { bitmap[i / 8] = static_cast<std::uint8_t>(bitmap[i / 8] | 1U << (i % 8)); }
+  bool wanted(std::uint32_t i) const noexcept { return (static_cast<std::uint32_t>(bitmap[i / 8]) >> i % 8U) % 2U != 0U; }
+  void want(std::uint32_t i) noexcept { bitmap[i / 8] = static_cast<std::uint8_t>(static_cast<std::uint32_t>(bitmap[i / 8]) | std::uint32_t{1} << i % 8U); }
   std::size_t size() const noexcept { return kGetFixedBytes + (segment_count + 7U) / 8U + kMacBytes; }
   // Appends the datagram, MAC included. The caller keeps first and last bit of the span set.
   void encode(std::vector<std::byte>& out, const SipKey& key) const;

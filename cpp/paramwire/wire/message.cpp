@@ -2,6 +2,7 @@
 
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/wire/datagram.hpp"
 
 #include <algorithm>
 

@@ -6,9 +6,9 @@
 #pragma once
 
 #include "paramwire/base/error.hpp"
+#include "paramwire/base/siphash.hpp"
 #include "paramwire/base/types.hpp"
 #include "paramwire/wire/block_header.hpp"
-#include "paramwire/wire/datagram.hpp"
 #include "paramwire/wire/frame.hpp"
 #include "paramwire/wire/manifest.hpp"
 
