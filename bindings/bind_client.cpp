@@ -101,6 +101,28 @@ py::dict PyClient::stats() const {
   out["rejected"] = rejected();
   out["newest"] = version_object(stats.newest);
   for (const auto& [name, count] : counts) out[name] = count;
+  const DatagramStats& d = stats.link.datagram;
+  const std::pair<const char*, std::uint64_t> datagram_counts[] = {
+      {"udp_gets", d.gets},
+      {"udp_received", d.received},
+      {"udp_bytes_needed", d.bytes_needed},
+      {"udp_bytes_asked", d.bytes_asked},
+      {"udp_lost", d.lost},
+      {"udp_duplicates", d.duplicates},
+      {"udp_refused", d.refused},
+      {"udp_forged", d.forged},
+      {"udp_timeouts", d.timeouts},
+      {"udp_socket_drops", d.socket_drops},
+      {"udp_send_failures", d.send_failures},
+      {"udp_gso_disabled", d.gso_disabled},
+      {"udp_busy_poll_us", d.busy_poll_us},
+      {"udp_size_steps", d.size_steps},
+      {"udp_receive_buffer_bytes", d.receive_buffer_bytes},
+      {"udp_segment_bytes", d.segment_bytes},
+      {"udp_window_bytes", d.window_bytes},
+      {"udp_round_trip_us", d.round_trip_us},
+  };
+  for (const auto& [name, count] : datagram_counts) out[name] = count;
   return out;
 }
 
@@ -124,20 +146,21 @@ void PyClient::close() {
 void bind_client(py::module_& module) {
   const auto none = py::none();
   py::class_<PyClient>(module, "Client", py::is_final())
-      .def(py::init([](const std::string& address, const std::string& transport, double timeout, double lease_ttl, bool verify, bool drop_view_pages,
+      .def(py::init([](const std::string& address, const std::string& transport, double timeout, double lease_ttl, bool verify, bool busy_poll, bool drop_view_pages,
                        std::shared_ptr<Trace> trace, const std::optional<std::string>& key) {
              ClientOptions options;
              options.transport = transport;
              options.timeout = micros_required(timeout, "timeout");
              options.lease_ttl = micros_required(lease_ttl, "lease_ttl");
              options.verify = verify;
+             options.busy_poll = busy_poll;
              options.drop_view_pages = drop_view_pages;
              options.trace = std::move(trace);
              if (key) options.key_file = key_path(*key);
              return std::make_unique<PyClient>(address, options);
            }),
            py::arg("address"), py::kw_only(), py::arg("transport") = "auto", py::arg("timeout") = 30.0, py::arg("lease_ttl") = 10.0, py::arg("verify") = true,
-           py::arg("drop_view_pages") = false, py::arg("trace") = none, py::arg("key") = none)
+           py::arg("busy_poll") = false, py::arg("drop_view_pages") = false, py::arg("trace") = none, py::arg("key") = none)
       .def_property_readonly("address", &PyClient::address)
       .def_property_readonly("transport", &PyClient::transport)
       .def_property_readonly("rejected", &PyClient::rejected)

@@ -52,6 +52,7 @@ class PyServer {
     for (const Endpoint& endpoint : server_->endpoints()) out.push_back(endpoint.to_string());
     return out;
   }
+  std::vector<std::uint16_t> udp_ports() const { return server_->udp_ports(); }
   std::string address() const {
     for (const Endpoint& endpoint : server_->endpoints()) {
       if (endpoint.kind == Endpoint::Kind::kUnix) return endpoint.to_string();
@@ -101,6 +102,26 @@ class PyServer {
     py::dict out;
     for (const auto& [name, count] : counts) out[name] = count;
     out["tier_note"] = stats.tier_note;
+    const UdpServerStats& udp = stats.udp;
+    const std::pair<const char*, std::uint64_t> datagrams[] = {
+        {"udp_sessions", udp.sessions},
+        {"udp_received", udp.received},
+        {"udp_malformed", udp.malformed},
+        {"udp_unauthentic", udp.unauthentic},
+        {"udp_replayed", udp.replayed},
+        {"udp_answered", udp.answered},
+        {"udp_tokens", udp.tokens},
+        {"udp_refused", udp.refused},
+        {"udp_segments", udp.segments},
+        {"udp_bytes", udp.bytes},
+        {"udp_dropped", udp.dropped},
+        {"udp_too_long", udp.too_long},
+        {"udp_failed", udp.failed},
+        {"udp_gso_disabled", udp.gso_disabled},
+        {"udp_socket_drops", udp.socket_drops},
+        {"udp_busy_poll_us", udp.busy_poll_us},
+    };
+    for (const auto& [name, count] : datagrams) out[name] = count;
     return out;
   }
   py::dict durations() const { return durations_dict(take(server_->durations())); }
@@ -129,9 +150,11 @@ TierOptions::HugePages huge_pages_from(const std::string& word) {
 std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, const std::string& unix_directory, const std::optional<std::string>& state,
                                       std::optional<std::uint64_t> memory_limit, std::optional<std::uint64_t> arena_bytes, const std::string& huge_pages,
                                       const std::string& tier, double lease_ttl_max, double lease_age_max, std::uint32_t retained,
-                                      std::optional<std::uint64_t> quarantine_limit, std::shared_ptr<Trace> trace,
+                                      std::optional<std::uint64_t> quarantine_limit, bool udp, bool busy_poll, std::shared_ptr<Trace> trace,
                                       const std::optional<std::string>& key) {
   ServerOptions options;
+  options.udp = udp;
+  options.udp_busy_poll = busy_poll;
   options.listen = listen;
   if (key) options.key_file = key_path(*key);
   options.unix_directory = unix_directory;
@@ -156,9 +179,10 @@ void bind_server(py::module_& module) {
       .def(py::init(&open_server), py::arg("listen"), py::kw_only(), py::arg("unix_directory"), py::arg("state") = py::none(),
            py::arg("memory_limit") = py::none(), py::arg("arena_bytes") = py::none(), py::arg("huge_pages") = "no", py::arg("tier") = "memory",
            py::arg("lease_ttl_max") = 60.0, py::arg("lease_age_max") = 600.0, py::arg("retained") = 3, py::arg("quarantine_limit") = py::none(),
-           py::arg("trace") = py::none(), py::arg("key") = py::none())
+           py::arg("udp") = true, py::arg("busy_poll") = false, py::arg("trace") = py::none(), py::arg("key") = py::none())
       .def_property_readonly("address", &PyServer::address)
       .def_property_readonly("endpoints", &PyServer::endpoints)
+      .def_property_readonly("udp_ports", &PyServer::udp_ports)
       .def_property_readonly("epoch", &PyServer::epoch)
       .def_property_readonly("incarnation", &PyServer::incarnation)
       .def_property_readonly("newest", &PyServer::newest)

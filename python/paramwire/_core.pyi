@@ -142,6 +142,8 @@ class Server:
         lease_age_max: float = 600.0,
         retained: int = 3,
         quarantine_limit: int | None = None,
+        udp: bool = True,
+        busy_poll: bool = False,
         trace: Trace | None = None,
         key: str | None = None,
     ) -> None: ...
@@ -152,6 +154,10 @@ class Server:
     @property
     def endpoints(self) -> list[str]:
         """All addresses, as they were bound."""
+
+    @property
+    def udp_ports(self) -> list[int]:
+        """UDP port of each endpoint; 0 where there is none. Of a unix socket: that at 127.0.0.1."""
 
     @property
     def epoch(self) -> int:
@@ -293,6 +299,7 @@ class Client:
         timeout: float = 30.0,
         lease_ttl: float = 10.0,
         verify: bool = True,
+        busy_poll: bool = False,
         drop_view_pages: bool = False,
         trace: Trace | None = None,
         key: str | None = None,
@@ -301,7 +308,7 @@ class Client:
     def address(self) -> str: ...
     @property
     def transport(self) -> str:
-        """In use: "shm" or "tcp"."""
+        """In use: "shm", "udp" or "tcp"."""
 
     @property
     def rejected(self) -> list[tuple[str, str]]:

@@ -113,7 +113,7 @@ def add_key_command(name: str, parser: argparse.ArgumentParser) -> None:
 
 def add_transport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--transport", choices=("auto", "shm", "tcp"), default="auto", help="how bytes come (default auto)"
+        "--transport", choices=("auto", "shm", "udp", "tcp"), default="auto", help="how bytes come (default auto)"
     )
 
 

@@ -3,6 +3,7 @@
 
 #include "paramwire/net/shm_link.hpp"
 #include "paramwire/net/tcp_link.hpp"
+#include "paramwire/net/udp_link.hpp"
 #include "paramwire/wire/frame.hpp"
 
 #include <gtest/gtest.h>
@@ -38,6 +39,7 @@ const std::shared_ptr<const ClusterKey>& cluster_key() {
   return key;
 }
 Caller keyed_caller() { return {kClient, must(TlsContext::create(cluster_key()))}; }
+std::shared_ptr<InboundCredit> credit(std::uint64_t bytes = 2 * kLinkReceiveBuffer) { return std::make_shared<InboundCredit>(bytes); }
 
 const std::vector<Transport>& transports() {
   static const std::vector<Transport> all = {
@@ -51,6 +53,20 @@ const std::vector<Transport>& transports() {
        [](const Endpoint& endpoint, Micros deadline) { return ShmLink::connect(endpoint, kClient, {}, {}, deadline); }},
       {"shm_dropping_pages", [](const Rig& rig, const OmittedReadChecks& omitted) { return ShmLink::connect(rig.unix_endpoint(), kClient, rig.server->incarnation(), {omitted, true}, in_seconds(10)); },
        [](const Endpoint& endpoint, Micros deadline) { return ShmLink::connect(endpoint, kClient, {}, {}, deadline); }},
+      {"udp", [](const Rig& rig, const OmittedReadChecks& omitted) { return UdpLink::connect(rig.tcp_endpoint(), kClient, rig.server->incarnation(), {.omitted = omitted}, credit(), in_seconds(10)); },
+       [](const Endpoint& endpoint, Micros deadline) { return UdpLink::connect(endpoint, kClient, {}, {}, credit(), deadline); }},
+      {"udp_with_a_key", [](const Rig& rig, const OmittedReadChecks& omitted) { return UdpLink::connect(rig.tcp_endpoint(), keyed_caller(), rig.server->incarnation(), {.omitted = omitted}, credit(), in_seconds(10)); },
+       [](const Endpoint& endpoint, Micros deadline) { return UdpLink::connect(endpoint, keyed_caller(), {}, {}, credit(), deadline); }, true},
+      {"udp_of_1448_byte_segments", [](const Rig& rig, const OmittedReadChecks& omitted) { return UdpLink::connect(rig.tcp_endpoint(), kClient, rig.server->incarnation(), {.omitted = omitted, .segment_size = 1448}, credit(), in_seconds(10)); },
+       [](const Endpoint& endpoint, Micros deadline) { return UdpLink::connect(endpoint, kClient, {}, {}, credit(), deadline); }},
+      {"udp_busy_over_unix", [](const Rig& rig, const OmittedReadChecks& omitted) { return UdpLink::connect(rig.unix_endpoint(), kClient, rig.server->incarnation(), {.omitted = omitted, .busy_poll = true}, credit(), in_seconds(10)); },
+       [](const Endpoint& endpoint, Micros deadline) { return UdpLink::connect(endpoint, kClient, {}, {}, credit(), deadline); }},
+      {"udp_losing_a_tenth", [](const Rig& rig, const OmittedReadChecks& omitted) {
+         return UdpLink::connect(rig.tcp_endpoint(), kClient, rig.server->incarnation(),
+                                 {.omitted = omitted, .segment_size = 8192, .lose = [random = std::make_shared<Random>(7)](std::span<const std::byte>) { return random->chance(10); }},
+                                 credit(std::uint64_t{256} << 10), in_seconds(10));
+       },
+       [](const Endpoint& endpoint, Micros deadline) { return UdpLink::connect(endpoint, kClient, {}, {}, credit(), deadline); }},
   };
   return all;
 }

@@ -1,7 +1,9 @@
 // The library against tests/golden/wire.txt; tests/python/test_wire_golden.py holds an independent codec against the same file.
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/crc.hpp"
+#include "paramwire/base/siphash.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/wire/datagram.hpp"
 #include "paramwire/wire/message.hpp"
 
 #include <gtest/gtest.h>
@@ -57,6 +59,12 @@ class Line {
   T id128(const std::string& key) const {
     return T{number(text(key).substr(0, 16), 16), number(text(key).substr(16), 16)};
   }
+  SipKey sip_key(const std::string& key) const {
+    const Bytes bytes = unhex(text(key));
+    return {load_le<std::uint64_t>(bytes.data()), load_le<std::uint64_t>(bytes.data() + 8)};
+  }
+  SipTag sip_tag(const std::string& key) const { return {sip_key(key).k0, sip_key(key).k1}; }
+  Asked asked() const { return {id128<Incarnation>("incarnation"), {id("block")}, version("version"), static_cast<BlockPart>(u64("part"))}; }
   Version version(const std::string& key) const {
     const std::string& value = text(key);
     const auto dot = value.find('.');
@@ -102,7 +110,62 @@ Bytes little(T value) {
   return bytes;
 }
 
+// Builds each datagram from its fields, and reads the golden bytes back.
+Bytes datagram_bytes(const Line& l) {
+  const Bytes golden = l.golden();
+  Bytes bytes;
+  if (l.kind == "udp_get") {
+    DatagramGet get;
+    get.session = l.id("session");
+    get.sequence = l.u64("sequence");
+    get.request = l.id("request");
+    get.asked = l.asked();
+    get.segment_size = static_cast<std::uint16_t>(l.u64("segment_size"));
+    get.token = l.sip_tag("token");
+    get.first_segment = l.u32("first_segment");
+    std::istringstream in(l.text("wanted"));
+    for (std::string i; std::getline(in, i, ',');) {
+      get.want(static_cast<std::uint32_t>(number(i)));
+      get.segment_count = static_cast<std::uint16_t>(number(i) + 1);
+    }
+    get.encode(bytes, l.sip_key("key"));
+    DatagramGet read;
+    const char* const refused = decode_get(golden, read);
+    EXPECT_EQ(refused, nullptr) << refused;
+    EXPECT_TRUE(get_authentic(golden, l.sip_key("key")));
+    Bytes again;
+    read.encode(again, l.sip_key("key"));
+    EXPECT_EQ(hex(again), hex(golden));
+  } else if (l.kind == "udp_data") {
+    const Bytes payload = unhex(l.text("payload"));
+    const AskedCrc asked(l.asked());
+    bytes.resize(kDataHeaderBytes);
+    encode_data_header(bytes.data(), {static_cast<std::uint16_t>(payload.size()), l.id("request"), l.u32("segment")}, asked);
+    bytes.insert(bytes.end(), payload.begin(), payload.end());
+    const auto read = read_data(golden);
+    EXPECT_TRUE(read && read->request == l.id("request") && read->segment == l.u32("segment"));
+    EXPECT_TRUE(data_header_intact(golden, asked));
+  } else {
+    const DatagramStatus status{static_cast<StatusCode>(l.u64("code")), l.id("request"), l.u32("retry_us"), l.sip_tag("token")};
+    const auto encoded = status.encode(l.sip_key("key"));
+    bytes.assign(encoded.begin(), encoded.end());
+    bool forged = false;
+    const auto read = read_status(golden, l.sip_key("key"), forged);
+    EXPECT_TRUE(read && read->code == status.code && read->token == status.token && read->retry_us == status.retry_us && !forged);
+  }
+  return bytes;
+}
+
 Bytes struct_bytes(const Line& l) {
+  if (l.kind.starts_with("udp_")) return datagram_bytes(l);
+  if (l.kind == "siphash128") {
+    const SipTag tag = siphash128(l.sip_key("key"), unhex(l.text("data")));
+    Bytes bytes;
+    ByteWriter out(bytes);
+    out.put(tag.low);
+    out.put(tag.high);
+    return bytes;
+  }
   if (l.kind == "crc32c") return little(crc32c(std::as_bytes(std::span(l.text("text")))));
   if (l.kind == "crc64") return little(crc64(std::as_bytes(std::span(l.text("text")))));
   if (l.kind == "block_id") return little(block_id(l.text("tensor"), l.shard()).value);
@@ -169,7 +232,10 @@ Bytes message_bytes(const Line& l) {
     case FrameType::kError: return both_ways(ErrorMessage{static_cast<Code>(l.u64("code")), l.text("text")}, golden, plain);
     case FrameType::kOk:
     case FrameType::kPins:
-    case FrameType::kStat: return encode_empty(type, request);
+    case FrameType::kStat:
+    case FrameType::kUdpOpen: return encode_empty(type, request);
+    case FrameType::kUdpKey:
+      return both_ways(UdpKeyMessage{static_cast<std::uint16_t>(l.u64("port")), l.id("session"), l.sip_key("key"), static_cast<std::uint16_t>(l.u64("segment_max"))}, golden, plain);
     case FrameType::kSnapshot: {
       SnapshotMessage m{l.optional_version("want"), l.optional_version("held"), {}, l.u32("lease_ttl_ms"), l.u32("wait_ms"),
                         l.u64("locators") == 1};
@@ -300,6 +366,7 @@ TEST(Golden, EveryLineEncodesToItsBytesAndDecodesBack) {
       EXPECT_TRUE(seen.count(name) > 0) << name << " has no golden line";
     }
   }
+  for (const char* kind : {"udp_get", "udp_data", "udp_status"}) EXPECT_TRUE(seen.count(kind) > 0) << kind << " has no golden line";
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ def until() -> Callable[..., bool]:
     return ask
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "udp", "tcp"])
 def transport(request) -> str:
     return request.param
 

@@ -126,7 +126,7 @@ if client.transport == "shm":
     out["view"] = kind(lambda: snapshot.view("w"))
 limit(4096)
 out["fetch after"] = kind(lambda: snapshot.fetch("w"))
-out["view after"] = kind(lambda: client.transport == "tcp" or snapshot.view("w"))
+out["view after"] = kind(lambda: client.transport != "shm" or snapshot.view("w"))
 print(json.dumps(out))
 """
 

@@ -245,7 +245,7 @@ def test_a_pinned_transport_that_can_not_be_had_is_refused_with_the_reason(tmp_p
 def test_available_names_every_seam():
     seams = pw.available()
     assert set(seams) == {"transports", "tiers", "codecs", "backends", "coordinators"}
-    assert {"shm", "tcp", "verbs"} <= {row["name"] for row in seams["transports"]}
+    assert {"shm", "udp", "tcp", "verbs"} <= {row["name"] for row in seams["transports"]}
     for rows in seams.values():
         for row in rows:
             assert set(row) == {"name", "usable", "reason", "next"}

@@ -21,6 +21,8 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "wire.txt"
 Fields = dict[str, str]
 
 
+M64 = 2**64 - 1
+
 # ---------------------------------------------------------------- CRC (FORMAT.md, "Checksums")
 
 
@@ -51,9 +53,39 @@ def crc64(data: bytes) -> int:
     return crc ^ 0xFFFFFFFFFFFFFFFF
 
 
+# ---------------------------------------------------------------- SipHash-2-4-128 (FORMAT.md, "Message authentication")
+
+
+def siphash128(key: bytes, data: bytes) -> bytes:
+    k0, k1 = struct.unpack("<QQ", key)
+    v = [k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D ^ 0xEE, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573]
+
+    def rotl(x: int, bits: int) -> int:
+        return (x << bits | x >> (64 - bits)) & M64
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            for a, b, c, d, left, right in ((0, 1, 2, 3, 13, 16), (2, 1, 0, 3, 17, 21)):
+                v[a] = (v[a] + v[b]) & M64
+                v[c] = (v[c] + v[d]) & M64
+                v[b], v[d] = rotl(v[b], left) ^ v[a], rotl(v[d], right) ^ v[c]
+                v[a] = rotl(v[a], 32)
+
+    padded = data + bytes(-(len(data) + 1) % 8) + bytes([len(data) & 0xFF])
+    for (word,) in struct.iter_unpack("<Q", padded):
+        v[3] ^= word
+        rounds(2)
+        v[0] ^= word
+    out = b""
+    for index, constant in ((2, 0xEE), (1, 0xDD)):
+        v[index] ^= constant
+        rounds(4)
+        out += struct.pack("<Q", v[0] ^ v[1] ^ v[2] ^ v[3])
+    return out
+
+
 # ---------------------------------------------------------------- block id (FORMAT.md, "Block id")
 
-M64 = 2**64 - 1
 WHOLE, ROWS, HEADS = 0, 1, 2
 
 
@@ -128,7 +160,7 @@ def put(kind: str, value: str) -> bytes:
         return struct.pack("<IQ", *version_of(value))
     if kind == "text":
         return text(value)
-    if kind == "digest":
+    if kind in ("digest", "b16"):
         return bytes.fromhex(value)
     if kind == "blob":
         return varint(len(value) // 2) + bytes.fromhex(value)
@@ -151,8 +183,8 @@ def get(kind: str, cursor: Cursor) -> str:
         return f"{cursor.unpack('I')}.{cursor.unpack('Q')}"
     if kind == "text":
         return cursor.take(cursor.varint()).decode()
-    if kind == "digest":
-        return cursor.take(32).hex()
+    if kind in ("digest", "b16"):
+        return cursor.take(32 if kind == "digest" else 16).hex()
     if kind == "blob":
         return cursor.take(cursor.varint()).hex()
     if kind == "shape":
@@ -204,6 +236,8 @@ MESSAGES: dict[str, tuple[int, Layout]] = {
     "ABORT": (48, PUBLISH_ID),
     "STAT": (50, []),
     "STATS": (51, [("values", "stats")]),
+    "UDP_OPEN": (60, []),
+    "UDP_KEY": (61, [("port", "H"), ("session", "xQ"), ("key", "b16"), ("segment_max", "H")]),
 }  # fmt: skip
 
 
@@ -244,6 +278,41 @@ def body_size(message: str, fields: Fields) -> int:
     if message == "DATA":
         return int(fields["range_size"])
     return int(fields.get("body_size", "0"))
+
+
+# ---------------------------------------------------------------- datagrams (FORMAT.md, "Datagrams")
+
+DATAGRAMS = ("udp_get", "udp_data", "udp_status")
+ASKED: Layout = [("incarnation", "id128"), ("block", "xQ")]
+
+
+def asked(f: Fields) -> bytes:
+    epoch, counter = version_of(f["version"])
+    return encode_layout(ASKED, f) + struct.pack("<IQB", epoch, counter, int(f["part"]))
+
+
+def encode_datagram(kind: str, f: Fields) -> bytes:
+    request = struct.pack("<Q", int(f["request"], 16))
+    if kind == "udp_data":
+        payload = bytes.fromhex(f["payload"])
+        head = struct.pack("<4sBBH", b"PWU1", 1, 2, len(payload)) + request + struct.pack("<I", int(f["segment"]))
+        return head + struct.pack("<I", crc32c(head + asked(f))) + payload
+    key, token = bytes.fromhex(f["key"]), bytes.fromhex(f["token"])
+    if kind == "udp_status":
+        out = struct.pack("<4sBBH", b"PWU1", 1, 3, int(f["code"])) + request
+        out += struct.pack("<II", int(f["retry_us"]), 0) + token
+        return out + siphash128(key, out)
+    wanted = [int(i) for i in f["wanted"].split(",")]
+    count = wanted[-1] + 1
+    bitmap = bytearray((count + 7) // 8)
+    for i in wanted:
+        bitmap[i // 8] |= 1 << i % 8
+    epoch, counter = version_of(f["version"])
+    out = struct.pack("<4sBBH", b"PWU1", 1, 1, 96 + len(bitmap) + 16)
+    out += struct.pack("<QQ", int(f["session"], 16), int(f["sequence"])) + request + encode_layout(ASKED, f)
+    out += struct.pack("<IBBHQ", epoch, int(f["part"]), 0, int(f["segment_size"]), counter) + token
+    out += struct.pack("<IHH", int(f["first_segment"]), count, 0) + bytes(bitmap)
+    return out + siphash128(key, out)
 
 
 # ---------------------------------------------------------------- manifests
@@ -399,6 +468,10 @@ def encode(kind: str, f: Fields) -> bytes:
         return struct.pack("<I", crc32c(f["text"].encode()))
     if kind == "crc64":
         return struct.pack("<Q", crc64(f["text"].encode()))
+    if kind == "siphash128":
+        return siphash128(bytes.fromhex(f["key"]), bytes.fromhex(f["data"]))
+    if kind in DATAGRAMS:
+        return encode_datagram(kind, f)
     if kind == "block_id":
         shard = (int(f[k]) for k in ("shard_kind", "heads", "begin", "end"))
         return struct.pack("<Q", block_id(f["tensor"].encode(), *shard))
@@ -448,7 +521,7 @@ def test_fields_give_the_golden_bytes_and_back(kind: str, fields: Fields) -> Non
 
 
 def test_every_message_has_a_golden_line() -> None:
-    assert {kind for kind, _ in LINES} >= MESSAGES.keys() | STRUCTS.keys() | {"delta", "manifest", "generated_root"}
+    assert {kind for kind, _ in LINES} >= MESSAGES.keys() | STRUCTS.keys() | {*DATAGRAMS, "delta", "manifest", "generated_root"}
 
 
 def test_the_worked_examples_of_the_format_page_are_golden_lines() -> None:

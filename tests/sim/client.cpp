@@ -56,6 +56,8 @@ void SimClient::collect_pins(const SimServer& server, std::vector<PinnedWord>& o
 }
 
 void SimClient::drop_connection() {
+  if (reader_ && await_ == Await::kDatagrams) reader_->abandon(gone());
+  reader_.reset();
   connection_ = nullptr;
   parser_.reset();
   await_ = Await::kNothing;
@@ -181,6 +183,11 @@ Result<FrameParser::BodyTarget> SimClient::head(const FrameHeader& header, std::
     error_ = Error(message.code, std::string(message.text));
     return discard;
   }
+  if (await_ == Await::kUdpKey && type == FrameType::kUdpKey) {
+    PARAMWIRE_TRY(session, UdpKeyMessage::decode(meta));
+    session_ = session;
+    return discard;
+  }
   if (await_ == Await::kWelcome && type == FrameType::kWelcome) {
     PARAMWIRE_CHECK(WelcomeMessage::decode(meta));
     return discard;
@@ -199,7 +206,12 @@ Result<FrameParser::BodyTarget> SimClient::head(const FrameHeader& header, std::
 
 void SimClient::end(const FrameHeader& header) {
   if (header.request != awaited_ || await_ == Await::kNothing) return;
+  if (await_ == Await::kDatagrams) return;
   const Await await = std::exchange(await_, Await::kNothing);
+  if (await == Await::kUdpKey) {
+    if (session_ && fetch_) opened_session(*session_);
+    return;
+  }
   if (await == Await::kWelcome) return welcomed();
   if (await == Await::kManifest) {
     if (error_) return answered_snapshot_error(*error_);
@@ -218,12 +230,12 @@ void SimClient::welcomed() {
   if (!welcome.ok()) return;
   const bool same = server_incarnation_ && *server_incarnation_ == welcome->incarnation;
   server_incarnation_ = welcome->incarnation;
-  if (!same) held_ = {};  // its locators are of a former incarnation, and so is any delta base
+  if (!same && !world_.profile().blind_greeting) held_ = {};  // its locators are of a former incarnation, and so is any delta base
   if (!same) lease_.reset();
   if (!fetch_) return;
   // P9: compared with the incarnation that made the snapshot being read, not with the last one seen.
   const bool restarted = fetch_->held.manifest ? fetch_->held.incarnation != welcome->incarnation : !same;
-  step(restarted ? Event::kRestarted : Event::kReconnected);
+  step(restarted && !world_.profile().blind_greeting ? Event::kRestarted : Event::kReconnected);
 }
 
 // ---------------------------------------------------------------- snapshots and leases

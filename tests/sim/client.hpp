@@ -5,6 +5,7 @@
 #include "sim/world.hpp"
 
 #include "paramwire/client/fetch_machine.hpp"
+#include "paramwire/net/reliable.hpp"
 #include "paramwire/net/slot_reader.hpp"
 #include "paramwire/net/stream_read.hpp"
 
@@ -46,6 +47,7 @@ class SimClient final : public Endpoint {
   void deliver(Connection& connection, std::span<const std::byte> bytes) override;
   void lost(Connection& connection) override;
   Micros frozen_until() const override { return frozen_until_; }
+  void datagram(std::uint32_t address, const Bytes& bytes);
 
  private:
   struct Lease {
@@ -69,6 +71,7 @@ class SimClient final : public Endpoint {
     std::optional<Lease> lease;      // of this fetch, or the one kept
     bool own_lease = false;
     bool one_sided = false;
+    bool datagrams = false;
     std::vector<BlockRead> items;
     std::vector<Bytes> buffers;
     std::size_t at = 0;
@@ -84,7 +87,7 @@ class SimClient final : public Endpoint {
     std::string what;
     bool accepted = false;
   };
-  enum class Await : std::uint8_t { kNothing, kWelcome, kManifest, kData };
+  enum class Await : std::uint8_t { kNothing, kWelcome, kManifest, kData, kUdpKey, kDatagrams };
 
   void later(Micros delay, std::function<void()> what);
   void act();
@@ -96,6 +99,11 @@ class SimClient final : public Endpoint {
   void choose_items();
   void read_one_sided();
   void next_stream();
+  void read_datagrams();
+  void begin_datagrams();
+  void pump_datagrams();
+  void opened_session(const UdpKeyMessage& session);
+  std::uint32_t address() const { return number_ | static_cast<std::uint32_t>(life_ & 0xffffffU) << 4; }
   void end_batch();
   void accept_items();
   void judge_failure(const Error& error);
@@ -133,6 +141,11 @@ class SimClient final : public Endpoint {
   std::optional<Fetch> fetch_;
   std::map<std::uint64_t, Micros> renewals_;  // request -> when sent
   std::vector<View> views_;
+  InboundCredit credit_{200'000};
+  std::unique_ptr<ReliableReader> reader_;    // of this connection
+  Incarnation reader_incarnation_;
+  std::optional<UdpKeyMessage> session_;      // just told
+  Micros timer_at_ = kNever;
 };
 
 }  // namespace paramwire::sim

@@ -19,19 +19,21 @@ constexpr std::pair<State, Event> kFetch[] = {
     {State::kReadingLeased, Event::kRead}, {State::kReadingLeased, Event::kLost}, {State::kReadingLeased, Event::kCorrupt}, {State::kReadingLeased, Event::kChanged},
     {State::kReconnecting, Event::kReconnected}, {State::kReconnecting, Event::kRestarted}, {State::kReconnecting, Event::kLost}};
 
-constexpr const char* kFrames[] = {"HELLO", "SNAPSHOT", "RENEW", "RELEASE", "GET", "PUBLISH_START", "PUT", "REMOVE", "ALIAS", "FINISH", "ABORT"};
+constexpr const char* kFrames[] = {"HELLO", "SNAPSHOT", "RENEW", "RELEASE", "GET", "UDP_OPEN", "PUBLISH_START", "PUT", "REMOVE", "ALIAS", "FINISH", "ABORT"};
 
 constexpr const char* kFaults[] = {"connection lost", "server frozen", "server killed", "client frozen", "client killed", "publisher frozen", "publisher killed",
                                    "publisher gone mid-put", "publisher falls silent", "reader stalls between two lines", "bit flipped in transit",
                                    "bit flipped in a payload", "bit flipped in an extent table", "bit flipped in a slot header", "proxy: other version",
-                                   "proxy: other incarnation", "proxy: connections handed to the restarted server", "restart with the same epoch"};
+                                   "datagrams: lost", "datagrams: repeated",
+                                   "datagrams: bit flipped", "datagrams: forged", "datagrams: cut off for a while", "proxy: other incarnation", "proxy: connections handed to the restarted server", "restart with the same epoch"};
 
 constexpr const char* kStore[] = {"published", "publish refused", "publish refused: base", "publish aborted", "publish expired", "finish repeated", "put refused",
                                   "put came out altered", "tensor removed", "alias made", "slot superseded", "slot reclaimed", "slot quarantined",
                                   "slot left quarantine", "lease granted", "lease expired", "lease revoked", "version kept by lease"};
 
 constexpr const char* kReads[] = {"one-sided whole: ok", "one-sided range: ok", "stream whole: ok", "stream range: ok", "one-sided whole: stale", "stream whole: stale",
-                                  "one-sided whole: corrupt", "stream whole: corrupt", "one-sided range: corrupt", "stream range: corrupt", "view given",
+                                  "one-sided whole: corrupt", "stream whole: corrupt", "one-sided range: corrupt", "stream range: corrupt", "datagrams whole: ok",
+                                  "datagrams range: ok", "datagrams whole: stale", "datagrams range: stale", "datagrams whole: corrupt", "datagrams range: corrupt", "view given",
                                   "view refused: stale", "view refused: corrupt", "manifest refused", "manifest of another incarnation", "fetch failed: timeout", "fetch failed: unreachable",
                                   "fetch failed: stale", "fetch failed: corrupt", "frame refused by client"};
 

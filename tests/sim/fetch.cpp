@@ -1,5 +1,6 @@
 // The fetching half of SimClient: executes what the real FetchMachine asks for.
 #include "sim/client.hpp"
+#include "sim/datagrams.hpp"
 
 #include "paramwire/base/text.hpp"
 
@@ -21,6 +22,7 @@ void SimClient::begin_fetch(Mode mode) {
   fetch_->deadline = options.deadline;
   fetch_->lies = world_.lies();
   fetch_->one_sided = world_.profile().one_sided && (!world_.profile().streams || random.chance(50));
+  fetch_->datagrams = !fetch_->one_sided && world_.profile().datagrams && (!world_.profile().streams || random.chance(50));
   if (mode == Mode::kSnapshot) {
     const bool leased = lease_ && random.chance(60);
     fetch_->held = leased ? leased_ : held_;
@@ -70,6 +72,7 @@ void SimClient::perform(Action action) {
     case Action::kRead:
       choose_items();
       if (fetch_->one_sided) return read_one_sided();
+      if (fetch_->datagrams) return read_datagrams();
       return next_stream();
     case Action::kReconnect: {
       if (connection_ != nullptr) world_.cut(*connection_);
@@ -149,12 +152,88 @@ void SimClient::next_stream() {
   world_.send(*connection_, 1, *get);
 }
 
+// ---------------------------------------------------------------- datagrams
+
+void SimClient::read_datagrams() {
+  if (connection_ == nullptr || await_ != Await::kNothing) {
+    return later(1, [this, serial = fetch_->serial] {
+      if (!fetch_ || fetch_->serial != serial) return;
+      const Error error = gone();
+      step(Event::kLost, &error);
+    });
+  }
+  // A session lives as long as its connection; one of its own for each incarnation that is asked for.
+  if (reader_ && reader_incarnation_ == fetch_->held.incarnation) return begin_datagrams();
+  session_.reset();
+  await_ = Await::kUdpKey;
+  awaited_ = ++request_;
+  world_.send(*connection_, 1, encode_empty(FrameType::kUdpOpen, awaited_));
+}
+
+void SimClient::opened_session(const UdpKeyMessage& session) {
+  ReliableOptions options;
+  options.session = session.session;
+  options.key = session.key;
+  options.incarnation = fetch_->held.incarnation;
+  options.peer = "simulated server";
+  constexpr std::uint32_t kSizes[] = {150, 1448, 8000};
+  options.segment_size = kSizes[world_.random().below(3)];
+  options.segment_floor = 100;
+  options.omitted = world_.profile().readers;
+  options.omitted_datagram = world_.profile().client_datagrams;
+  options.random = [this] { return world_.random().next(); };
+  reader_ = std::make_unique<ReliableReader>(std::move(options), credit_);
+  reader_incarnation_ = fetch_->held.incarnation;
+  timer_at_ = kNever;
+  begin_datagrams();
+}
+
+void SimClient::begin_datagrams() {
+  await_ = Await::kDatagrams;
+  reader_->begin(fetch_->items, world_.now());
+  pump_datagrams();
+}
+
+void SimClient::pump_datagrams() {
+  Outbox out;
+  reader_->poll(world_.now(), out);
+  std::size_t at = 0;
+  for (const std::uint16_t size : out.sizes) {
+    const auto begin = out.bytes.begin() + static_cast<std::ptrdiff_t>(at);
+    world_.datagrams().to_server(address(), Bytes(begin, begin + size));
+    at += size;
+  }
+  if (reader_->done()) {
+    await_ = Await::kNothing;
+    return later(1, [this, serial = fetch_->serial] {
+      if (fetch_ && fetch_->serial == serial) end_batch();
+    });
+  }
+  const Micros next = reader_->next_timer();
+  if (next == kNever || (timer_at_ > world_.now() && timer_at_ <= next)) return;
+  timer_at_ = next;
+  later(std::max<Micros>(1, next - world_.now()), [this, next] {
+    if (!reader_ || await_ != Await::kDatagrams || timer_at_ != next) return;
+    timer_at_ = kNever;
+    pump_datagrams();
+  });
+}
+
+void SimClient::datagram(std::uint32_t to, const Bytes& bytes) {
+  if (to != address() || !reader_) return;
+  if (world_.now() < frozen_until_) {
+    return later(frozen_until_ - world_.now(), [this, to, bytes] { datagram(to, bytes); });
+  }
+  reader_->on_datagram(world_.now(), bytes);
+  if (await_ == Await::kDatagrams) pump_datagrams();
+}
+
 void SimClient::end_batch() {
   for (const BlockRead& item : fetch_->items) {
     if (item.result.ok()) continue;
     const Error error = item.result.error();
     const bool leased = fetch_->lease.has_value();
-    const char* path = fetch_->one_sided ? "one-sided" : "stream";
+    const char* path = fetch_->one_sided ? "one-sided" : fetch_->datagrams ? "datagrams" : "stream";
     world_.coverage().reads[cat(path, item.range.size == item.entry.raw_size ? " whole" : " range", ": ", code_name(error.code()))]++;
     // The manifest promised the block, so "not found" is a snapshot that is gone.
     if (error.code() == Code::kStale || error.code() == Code::kNotFound) {
@@ -180,7 +259,7 @@ void SimClient::accept_items() {
   const Held& held = fetch_->held;
   for (const BlockRead& item : fetch_->items) {
     const bool whole = item.range.size == item.entry.raw_size;
-    const char* how = fetch_->one_sided ? (whole ? "one-sided whole: ok" : "one-sided range: ok") : (whole ? "stream whole: ok" : "stream range: ok");
+    const std::string how = cat(fetch_->one_sided ? "one-sided" : fetch_->datagrams ? "datagrams" : "stream", whole ? " whole: ok" : " range: ok");
     world_.coverage().reads[how]++;
     world_.coverage().checked_bytes += item.range.size;
     if (!world_.checker().bytes(held.incarnation, *held.manifest->version(), item.entry, item.range, item.target, how)) return;

@@ -31,6 +31,13 @@ constexpr Mutation kMutations[] = {
     {"quarantine", "full", ""},
     {"publish_fence", "blind clock", "the version clock compares the base too"},
     {"drain_first", "full", ""},
+    {"datagram_mac", "full", ""},
+    {"replay", "full", ""},
+    {"token", "full", ""},
+    {"bitmap", "full", ""},
+    {"status_mac", "full", ""},
+    {"header_crc", "flipped headers", "a segment in the wrong place fails the block's CRC too"},
+    {"incarnation", "blind greeting", "clients compare the incarnation when they greet, and another one's bytes fail their CRC too"},
 };
 
 Profile profile_named(std::string_view name) {
@@ -43,6 +50,12 @@ Profile profile_named(std::string_view name) {
     return profile;
   }
   profile.readers.crc = true;
+  if (name == "flipped headers" || name == "blind greeting") {
+    profile.streams = profile.one_sided = profile.lying_proxy = profile.rebased = false;
+    profile.flipped_headers = name == "flipped headers";
+    profile.blind_greeting = name == "blind greeting";
+    return profile;
+  }
   profile.equal_epochs = false;
   if (name == "seq alone") {
     profile.readers.version = true;
@@ -54,7 +67,7 @@ Profile profile_named(std::string_view name) {
 // One seed in so many is run again, and must do exactly the same.
 constexpr std::uint64_t kTwiceEvery = 128;
 
-bool known_profile(std::string_view name) { return name == "full" || name == "no crc" || name == "seq alone" || name == "blind clock"; }
+bool known_profile(std::string_view name) { return name == "full" || name == "no crc" || name == "seq alone" || name == "blind clock" || name == "flipped headers" || name == "blind greeting"; }
 
 bool take_out(Profile& profile, std::string_view check) {
   if (check == "crc") profile.readers.crc = true;
@@ -65,6 +78,13 @@ bool take_out(Profile& profile, std::string_view check) {
   else if (check == "quarantine") profile.store.quarantine = true;
   else if (check == "publish_fence") profile.store.publish_fence = true;
   else if (check == "drain_first") profile.tick_first = true;
+  else if (check == "datagram_mac") profile.server_datagrams.mac = true;
+  else if (check == "replay") profile.server_datagrams.replay = true;
+  else if (check == "token") profile.server_datagrams.token = true;
+  else if (check == "bitmap") profile.server_datagrams.bitmap = true;
+  else if (check == "incarnation") profile.server_datagrams.incarnation = true;
+  else if (check == "status_mac") profile.client_datagrams.status_mac = true;
+  else if (check == "header_crc") profile.client_datagrams.header_crc = true;
   else return false;
   return true;
 }
@@ -118,7 +138,7 @@ int run_one(std::uint64_t seed, const Profile& profile, bool trace) {
 
 int run_mutations(std::uint64_t count) {
   int result = 0;
-  std::printf("%-14s %-12s %-8s caught by\n", "check out", "profile", "seed");
+  std::printf("%-14s %-15s %-8s caught by\n", "check out", "profile", "seed");
   for (const Mutation& mutation : kMutations) {
     Coverage coverage;
     std::string failure;
@@ -126,12 +146,12 @@ int run_mutations(std::uint64_t count) {
     take_out(mutated, mutation.check);
     const auto caught = first_failure(mutated, 1, count, coverage, failure);
     if (!caught) {
-      std::printf("%-14s %-12s %-8s NO SEED OF %llu FAILED\n", mutation.check, mutation.profile, "-", static_cast<unsigned long long>(count));
+      std::printf("%-14s %-15s %-8s NO SEED OF %llu FAILED\n", mutation.check, mutation.profile, "-", static_cast<unsigned long long>(count));
       result = 1;
       continue;
     }
-    std::printf("%-14s %-12s %-8llu %s\n", mutation.check, mutation.profile, static_cast<unsigned long long>(*caught), failure.c_str());
-    if (*mutation.why != '\0') std::printf("%-36s why this profile: %s\n", "", mutation.why);
+    std::printf("%-14s %-15s %-8llu %s\n", mutation.check, mutation.profile, static_cast<unsigned long long>(*caught), failure.c_str());
+    if (*mutation.why != '\0') std::printf("%-39s why this profile: %s\n", "", mutation.why);
     const auto false_alarm = first_failure(profile_named(mutation.profile), 1, *caught, coverage, failure);
     if (false_alarm) {
       std::printf("%-14s FALSE ALARM: with the check in, seed %llu fails too: %s\n", mutation.check, static_cast<unsigned long long>(*false_alarm), failure.c_str());
@@ -139,11 +159,11 @@ int run_mutations(std::uint64_t count) {
     }
   }
   // Every profile holds by itself, over more seeds than any mutation needed.
-  for (const char* name : {"no crc", "seq alone", "blind clock"}) {
+  for (const char* name : {"no crc", "seq alone", "blind clock", "flipped headers", "blind greeting"}) {
     Coverage coverage;
     std::string failure;
     const auto failed = first_failure(profile_named(name), 1, count, coverage, failure);
-    std::printf("profile %-12s %llu seeds with its checks in: %s\n", name, static_cast<unsigned long long>(count),
+    std::printf("profile %-15s %llu seeds with its checks in: %s\n", name, static_cast<unsigned long long>(count),
                 failed ? (std::to_string(*failed) + " FAILED: " + failure).c_str() : "passed");
     if (failed) result = 1;
   }
@@ -171,9 +191,9 @@ int main(int argc, char** argv) {
     else if (argument == "--mutations") mutations = true;
     else return std::printf("usage: sim_test [--seeds=N] [--first=S] | --seed=S [--trace] [--profile=NAME] [--without=CHECK] | --mutations [--seeds=N]\n"), 2;
   }
-  if (!known_profile(profile_name)) return std::printf("profiles: full, no crc, seq alone, blind clock\n"), 2;
+  if (!known_profile(profile_name)) return std::printf("profiles: full, no crc, seq alone, blind clock, flipped headers, blind greeting\n"), 2;
   Profile profile = profile_named(profile_name);
-  if (!without.empty() && !take_out(profile, without)) return std::printf("checks: crc, seq, version, epoch, lease, quarantine, publish_fence, drain_first\n"), 2;
+  if (!without.empty() && !take_out(profile, without)) return std::printf("checks: crc, seq, version, epoch, lease, quarantine, publish_fence, drain_first, datagram_mac, replay, token, bitmap, status_mac, header_crc, incarnation\n"), 2;
   if (mutations) return run_mutations(seeds);
   return seed ? run_one(*seed, profile, trace) : run_seeds(first, seeds);
 }

@@ -1,6 +1,7 @@
 #include "sim/server.hpp"
 
 #include "sim/client.hpp"
+#include "sim/datagrams.hpp"
 
 #include "paramwire/base/text.hpp"
 
@@ -28,6 +29,9 @@ SimServer::SimServer(World& world, std::uint32_t epoch)
   HandlerOptions handler;
   handler.waits_max = 3;
   handler.random = [this] { return Result<std::uint64_t>(world_.random().next()); };
+  auto responder = UdpResponder::create(incarnation_, handler.random, world.profile().server_datagrams);
+  responder_ = std::move(*responder);  // its random numbers are the world's: they never run out
+  handler.datagrams = responder_.get();
   handlers_ = std::make_unique<Handlers>(*store_, tier_, static_cast<Coordinator&>(*this), nullptr, handler);
 }
 
@@ -159,6 +163,68 @@ void SimServer::deliver(Connection& connection, std::span<const std::byte> bytes
     }
   }
   watch();
+}
+
+// ---------------------------------------------------------------- datagrams
+
+struct SimServer::Answer {
+  std::uint32_t to = 0;
+  UdpResponder::Question question;
+  BlockStore::Held held;
+  std::optional<SegmentWalk> walk;
+  std::uint32_t sent = 0;
+};
+
+void SimServer::datagram(std::uint32_t sender, const Bytes& bytes, bool forged) {
+  if (!alive_) return;
+  if (world_.now() < frozen_until_) {
+    return world_.after(frozen_until_ - world_.now(), Lane::kPassive, [this, sender, bytes, forged] { datagram(sender, bytes, forged); });
+  }
+  world_.datagrams().arrived(sender, bytes.size());
+  auto answered = std::make_shared<Answer>();
+  UdpResponder::Question& question = answered->question;
+  answered->to = sender;
+  const auto verdict = responder_->check(bytes, address_bytes(sender), question);
+  if (verdict == UdpResponder::Verdict::kSilence) return;
+  if (forged) return world_.fail("a datagram that nobody with a key made was answered");
+  if (!answered_.insert({question.get.session, question.get.sequence}).second) return world_.fail("a GET was answered twice");
+  const auto status = [&](const std::array<std::byte, kStatusBytes>& out) { world_.datagrams().to_client(sender, Bytes(out.begin(), out.end())); };
+  if (verdict == UdpResponder::Verdict::kStatus) return status(question.status);
+  const auto held = store_->hold(question.get.asked.block, question.get.asked.version);
+  if (!held.ok()) return status(responder_->refuse(question, StatusCode::kStale));
+  answered->held = *held;
+  const auto part = question.get.asked.part == BlockPart::kStored ? held->payload : held->extent_table;
+  answered->walk.emplace(question.get, part, world_.profile().server_datagrams.bitmap);
+  if (!answered->walk->fits()) {
+    store_->unhold(held->slot, world_.now());
+    return status(responder_->refuse(question, StatusCode::kInvalid));
+  }
+  answer(answered);
+}
+
+// A few segments at a time, read from the held slot only when they leave.
+void SimServer::answer(const std::shared_ptr<Answer>& answered) {
+  world_.after(static_cast<Micros>(1 + world_.random().below(20)), Lane::kPassive, [this, answered] {
+    if (!alive_) return;
+    if (world_.now() < frozen_until_) {
+      return world_.after(frozen_until_ - world_.now(), Lane::kPassive, [this, answered] { answer(answered); });
+    }
+    for (std::uint64_t budget = 1 + world_.random().below(16); budget > 0; --budget) {
+      std::array<std::byte, kDataHeaderBytes> header;
+      const auto payload = answered->walk->next(header.data());
+      if (!payload) {
+        std::uint32_t wanted = 0;
+        for (std::uint32_t i = 0; i < answered->question.get.segment_count; ++i) wanted += answered->question.get.wanted(i) ? 1U : 0U;
+        if (answered->sent != wanted) world_.fail(cat("a GET for ", wanted, " segments was answered with ", answered->sent));
+        return store_->unhold(answered->held.slot, world_.now());
+      }
+      Bytes data(header.begin(), header.end());
+      data.insert(data.end(), payload->begin(), payload->end());
+      ++answered->sent;
+      world_.datagrams().to_client(answered->to, std::move(data));
+    }
+    answer(answered);
+  });
 }
 
 // Moves some bytes of the answers into the network; a held slot is read only now, piece by piece.

@@ -8,6 +8,8 @@
 
 #include <map>
 #include <memory>
+#include <set>
+#include <utility>
 
 namespace paramwire::sim {
 
@@ -50,6 +52,7 @@ class SimServer final : public Endpoint, private PinSource, private Coordinator 
   void adopt(Connection& connection);
   void freeze(Micros time);
   void accept(Connection& connection);
+  void datagram(std::uint32_t sender, const Bytes& bytes, bool forged);
   void tick();
   void published();  // after a local finish
   void watch();      // P4 and the coverage of transitions
@@ -63,7 +66,7 @@ class SimServer final : public Endpoint, private PinSource, private Coordinator 
 
  private:
   struct Link {
-    explicit Link(std::uint64_t id) : session(id, false) {}
+    explicit Link(std::uint64_t id) : session(id, false) { session.set_udp_port(7411); }
     Session session;
     FrameParser parser;
     std::size_t sent = 0;      // of the front of outgoing, head and body counted through
@@ -75,6 +78,8 @@ class SimServer final : public Endpoint, private PinSource, private Coordinator 
   std::array<std::byte, 32> root() const override { return root_; }
   Status commit(const std::optional<Version>& base, Version next, const std::array<std::byte, 32>& root) override;
 
+  struct Answer;
+  void answer(const std::shared_ptr<Answer>& answer);
   bool frames(Connection& connection, Link& link);
   Status head(Link& link);
   Bytes lie(const GetMessage& get);
@@ -88,6 +93,8 @@ class SimServer final : public Endpoint, private PinSource, private Coordinator 
   std::array<std::byte, 32> root_{};
   SimTier tier_;
   std::unique_ptr<BlockStore> store_;
+  std::unique_ptr<UdpResponder> responder_;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> answered_;  // session and sequence
   std::unique_ptr<Handlers> handlers_;
   std::map<std::uint64_t, std::pair<Connection*, std::unique_ptr<Link>>> links_;
   bool alive_ = true;

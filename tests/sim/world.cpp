@@ -1,6 +1,7 @@
 #include "sim/world.hpp"
 
 #include "sim/client.hpp"
+#include "sim/datagrams.hpp"
 #include "sim/publisher.hpp"
 #include "sim/server.hpp"
 
@@ -179,7 +180,7 @@ void World::make_model() {
 }
 
 void World::start_server() {
-  const bool forget = profile_.equal_epochs && random_.chance(15) && epoch_ > 0;
+  const bool forget = profile_.equal_epochs && random_.chance(profile_.blind_greeting ? 100 : 15) && epoch_ > 0;
   if (forget) coverage_.faults["restart with the same epoch"]++;
   if (!forget) ++epoch_;
   servers_.push_back(std::make_unique<SimServer>(*this, epoch_));
@@ -276,6 +277,7 @@ bool World::run() {
   make_model();
   corrupting_ = profile_.corruption && random_.chance(40);
   remapping_ = profile_.rebased && random_.chance(30);
+  datagrams_ = std::make_unique<DatagramNet>(*this);
   start_server();
   for (std::uint32_t i = 0; i < 1 + random_.below(3); ++i) clients_.push_back(std::make_unique<SimClient>(*this, i));
   for (std::uint32_t i = 0; i < 2; ++i) publishers_.push_back(std::make_unique<SimPublisher>(*this, i));
@@ -283,6 +285,7 @@ bool World::run() {
   for (const auto& publisher : publishers_) publisher->start();
   local_ = std::make_unique<LocalPublisher>(*this);
   if (random_.chance(60)) local_->start();
+  if (profile_.datagrams) datagrams_->start();
   const std::function<void()> beat = [this, &beat] {
     for (const auto& server : servers_) server->tick();
     after(900, Lane::kPassive, beat);

@@ -12,7 +12,9 @@
 
 #include "paramwire/base/env.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/net/reliable.hpp"
 #include "paramwire/net/transport.hpp"
+#include "paramwire/server/udp_responder.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/wire/frame.hpp"
 
@@ -37,6 +39,11 @@ struct Profile {
   bool equal_epochs = true;        // some restarts forget the state file: the same epoch again, another incarnation
   bool streams = true;
   bool one_sided = true;
+  bool datagrams = true;
+  OmittedDatagramChecks client_datagrams;
+  OmittedResponderChecks server_datagrams;
+  bool flipped_headers = false;    // bits of DATA headers flip, and of nothing else
+  bool blind_greeting = false;     // clients go on with a restarted server as if it were the one before
   bool tick_first = false;         // a server that wakes expires leases before it handles what was queued: a fault of the edge
   bool blind_clock = false;        // the version clock takes any base: the store's own fence carries alone
 };
@@ -48,6 +55,7 @@ class SimServer;
 class SimClient;
 class SimPublisher;
 class LocalPublisher;
+class DatagramNet;
 
 // Two byte streams. Side 0 dialled, side 1 is the server.
 struct Connection {
@@ -110,6 +118,7 @@ class World {
   const std::vector<std::byte*>& flipped() const { return flipped_; }
   std::uint64_t next_key() { return ++keys_ * 0x2545f4914f6cdd1dU ^ seed_; }
   std::vector<SimClient*> clients();
+  DatagramNet& datagrams() { return *datagrams_; }
 
   // ---- the model of this seed
   struct Tensor {
@@ -154,6 +163,7 @@ class World {
   std::vector<std::unique_ptr<SimClient>> clients_;
   std::vector<std::unique_ptr<SimPublisher>> publishers_;
   std::unique_ptr<LocalPublisher> local_;
+  std::unique_ptr<DatagramNet> datagrams_;
   std::vector<Tensor> tensors_;
   BlockStoreOptions store_options_;
   std::uint64_t memory_limit_ = 0;

@@ -30,12 +30,13 @@
 namespace paramwire {
 
 struct ClientOptions {
-  std::string transport = "auto";            // "auto": the best that works, with the reasons in stats(); "shm" or "tcp": pinned
+  std::string transport = "auto";            // "auto": the best that works, with the reasons in stats(); "shm", "udp", "tcp": pinned
   Micros timeout = 30 * kMicrosPerSecond;    // of calls that bring none
   Micros lease_ttl = 10 * kMicrosPerSecond;  // of leased snapshots; renewed at a third of it by a thread of the client
   bool verify = true;                        // false only to measure a transport bare: then nothing is checked (OmittedReadChecks::crc)
   std::string key_file;                      // the cluster key: a file that ClusterKey::load takes,
   std::shared_ptr<const ClusterKey> key;     // or a loaded one; not both. Both empty: no key, TCP goes without TLS
+  bool busy_poll = false;                    // udp: a fetch spins instead of sleeping; a whole core while it waits (stats().link.datagram.busy_poll_us)
   bool drop_view_pages = false;              // a released view gives its shared pages back: for readers under a memory budget
   std::shared_ptr<Trace> trace;              // spans of this client and of engines over its snapshots; none: nothing is recorded
 };
@@ -72,7 +73,7 @@ struct TensorEntry {
 };
 
 struct ClientStats {
-  std::string transport;                     // in use: "shm" or "tcp"
+  std::string transport;                     // in use: "shm", "udp" or "tcp"
   std::vector<std::pair<std::string, std::string>> rejected;  // transports not used, with the reason, in order of preference
   LinkStats link;                            // sums over all links of this client
   std::uint64_t snapshots = 0;               // manifests opened or refreshed

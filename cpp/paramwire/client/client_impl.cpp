@@ -5,6 +5,7 @@
 #include "paramwire/base/thread.hpp"
 #include "paramwire/net/shm_link.hpp"
 #include "paramwire/net/tcp_link.hpp"
+#include "paramwire/net/udp_link.hpp"
 
 #include <algorithm>
 #include <cassert>
@@ -51,7 +52,8 @@ std::uint64_t bytes_of(std::span<const BlockRead> batch) {
 }  // namespace
 
 ClientImpl::ClientImpl(Endpoint endpoint, const ClientOptions& options, Caller caller)
-    : endpoint_(std::move(endpoint)), options_(options), caller_(std::move(caller)), trace_(options_.trace.get()), pool_([this](Micros until) { return open_link(until); }, kLinksMax) {}
+    : endpoint_(std::move(endpoint)), options_(options), caller_(std::move(caller)), trace_(options_.trace.get()),
+      credit_(std::make_shared<InboundCredit>(2 * std::uint64_t{kLinkReceiveBuffer})), pool_([this](Micros until) { return open_link(until); }, kLinksMax) {}
 
 Status ClientImpl::check_usable() const {
   PARAMWIRE_CHECK(fork_.check("client"));
@@ -102,6 +104,17 @@ Status ClientImpl::choose_transport(Micros until) {
     }
     if (!chosen) rejected.emplace_back("shm", reason);
   }
+  if (options_.transport == "udp") {
+    transport_ = Transport::kUdp;  // what the pool opens; nobody else is here yet
+    auto link = pool_.borrow(until);
+    if (link.ok()) {
+      chosen = Transport::kUdp;
+    } else if (link.error().code() == Code::kUnavailable || link.error().code() == Code::kInvalid) {
+      rejected.emplace_back("udp", link.error().to_string());
+    } else {
+      return std::move(link).error();
+    }
+  }
   if (!chosen && (options_.transport == "auto" || options_.transport == "tcp")) chosen = Transport::kTcp;
   const std::lock_guard lock(mutex_);
   rejected_ = std::move(rejected);
@@ -122,6 +135,13 @@ Result<std::unique_ptr<Link>> ClientImpl::open_shm(Micros until) {
   return ShmLink::connect(local_, caller_, incarnation(), options, until);
 }
 
+Result<std::unique_ptr<Link>> ClientImpl::open_udp(Micros until) {
+  UdpOptions options;
+  options.omitted.crc = !options_.verify;
+  options.busy_poll = options_.busy_poll;
+  return UdpLink::connect(endpoint_, caller_, incarnation(), options, credit_, until);
+}
+
 Result<std::unique_ptr<Link>> ClientImpl::open_tcp(Micros until) {
   OmittedReadChecks omitted;
   omitted.crc = !options_.verify;
@@ -130,7 +150,12 @@ Result<std::unique_ptr<Link>> ClientImpl::open_tcp(Micros until) {
 
 Result<std::unique_ptr<Link>> ClientImpl::open_link(Micros until) {
   // transport_ never changes after open(): a lost shm server is a lost server, not a reason to go on slower unseen.
-  return transport_ == Transport::kShm ? open_shm(until) : open_tcp(until);
+  switch (transport_) {
+    case Transport::kShm: return open_shm(until);
+    case Transport::kUdp: return open_udp(until);
+    case Transport::kTcp: break;
+  }
+  return open_tcp(until);
 }
 
 std::shared_ptr<ControlLink> ClientImpl::control() const {
@@ -430,7 +455,7 @@ Result<BlockView> ClientImpl::view(const HeldManifest& held, const BlockRead& wh
   const Stopwatch watch(view_ns_);
   const TraceSpan span(trace_, "view", what.range.size);
   if (transport_ != Transport::kShm) {
-    return Error(Code::kUnavailable, cat("views need shared memory, this client's transport is tcp", rejected_.empty() ? "" : cat(" (shm: ", rejected_.front().second, ")"), ": fetch instead"));
+    return Error(Code::kUnavailable, cat("views need shared memory, this client's transport is ", transport_name(), rejected_.empty() ? "" : cat(" (shm: ", rejected_.front().second, ")"), ": fetch instead"));
   }
   const std::lock_guard lock(view_mutex_);
   PARAMWIRE_CHECK(check_usable());  // again: a link opened after close() would stay
@@ -565,7 +590,7 @@ ClientStats ClientImpl::stats() const {
   {
     const std::lock_guard lock(mutex_);
     out = counters_;
-    out.transport = transport_ == Transport::kShm ? "shm" : "tcp";
+    out.transport = transport_name();
     out.rejected = rejected_;
   }
   out.link = link;

@@ -12,6 +12,7 @@
 #include "paramwire/client/held_manifest.hpp"
 #include "paramwire/client/link_pool.hpp"
 #include "paramwire/net/control_link.hpp"
+#include "paramwire/net/pull_window.hpp"
 
 #include <atomic>
 #include <condition_variable>
@@ -80,10 +81,12 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   const ClientOptions& options() const noexcept { return options_; }
 
  private:
-  enum class Transport : std::uint8_t { kShm, kTcp };
+  enum class Transport : std::uint8_t { kShm, kUdp, kTcp };
+  std::string_view transport_name() const noexcept { return transport_ == Transport::kShm ? "shm" : transport_ == Transport::kUdp ? "udp" : "tcp"; }
   Status choose_transport(Micros deadline);
   Result<std::unique_ptr<Link>> open_link(Micros deadline);
   Result<std::unique_ptr<Link>> open_shm(Micros deadline);
+  Result<std::unique_ptr<Link>> open_udp(Micros deadline);
   Result<std::unique_ptr<Link>> open_tcp(Micros deadline);
   std::shared_ptr<ControlLink> control() const;
   // A new control link. returns: whether the incarnation is the one seen before.
@@ -114,6 +117,7 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   ClientStats counters_;
   std::mutex reconnect_mutex_;                     // one reconnection at a time
 
+  const std::shared_ptr<InboundCredit> credit_;    // of all udp links
   LinkPool pool_;
   mutable std::mutex view_mutex_;                          // the one link that gives views, so that each block is verified once
   std::unique_ptr<Link> view_link_;

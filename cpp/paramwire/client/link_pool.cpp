@@ -2,9 +2,37 @@
 
 #include "paramwire/base/text.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 namespace paramwire {
+
+namespace {
+
+DatagramStats sum(const DatagramStats& a, const DatagramStats& b) noexcept {
+  DatagramStats out = a;
+  out.gets += b.gets;
+  out.received += b.received;
+  out.bytes_needed += b.bytes_needed;
+  out.bytes_asked += b.bytes_asked;
+  out.lost += b.lost;
+  out.duplicates += b.duplicates;
+  out.refused += b.refused;
+  out.forged += b.forged;
+  out.timeouts += b.timeouts;
+  out.socket_drops += b.socket_drops;
+  out.send_failures += b.send_failures;
+  out.gso_disabled += b.gso_disabled;
+  out.busy_poll_us += b.busy_poll_us;
+  out.size_steps += b.size_steps;
+  out.receive_buffer_bytes = std::max(a.receive_buffer_bytes, b.receive_buffer_bytes);
+  out.segment_bytes = std::max(a.segment_bytes, b.segment_bytes);
+  out.window_bytes = std::max(a.window_bytes, b.window_bytes);
+  out.round_trip_us = std::max(a.round_trip_us, b.round_trip_us);
+  return out;
+}
+
+}  // namespace
 
 LinkStats operator+(const LinkStats& a, const LinkStats& b) noexcept {
   LinkStats out = a;
@@ -16,6 +44,7 @@ LinkStats operator+(const LinkStats& a, const LinkStats& b) noexcept {
   out.corrupt += b.corrupt;
   out.views += b.views;
   out.views_verified += b.views_verified;
+  out.datagram = sum(a.datagram, b.datagram);
   return out;
 }
 

@@ -103,6 +103,14 @@ Result<std::unique_ptr<ControlLink>> ControlLink::connect(const Endpoint& endpoi
   return std::unique_ptr<ControlLink>(new ControlLink(std::move(greeted)));
 }
 
+Result<ControlLink::Answer> ControlLink::ask(Socket& socket, std::span<const std::byte> frame, std::uint64_t request, FrameType want, Micros deadline) {
+  PARAMWIRE_CHECK(socket.send_all(frame, deadline));
+  PARAMWIRE_TRY(answer, AnswerReader(socket, deadline).read(request));
+  if (answer.type == FrameType::kError) return error_of_peer(socket.peer(), answer.meta);
+  if (answer.type == want) return answer;
+  return Error(Code::kCorrupt, cat(socket.peer(), ": answer ", frame_type_name(answer.type), ", ", frame_type_name(want), " was expected"));
+}
+
 Result<ControlLink::Answer> ControlLink::exchange(std::span<const std::byte> frame, std::uint64_t request, Micros deadline) {
   PARAMWIRE_CHECK(socket_.send_all(frame, deadline));
   return AnswerReader(socket_, deadline).read(request);

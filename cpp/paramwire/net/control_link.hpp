@@ -62,6 +62,9 @@ class ControlLink {
     Fd descriptor;  // that came along; usually none
   };
 
+  // One question on a greeted connection that is nobody else's. errors: as connect_and_greet; the answer's own if it is an ERROR.
+  static Result<Answer> ask(Socket& socket, std::span<const std::byte> frame, std::uint64_t request, FrameType want, Micros deadline);
+
   // errors: as connect_and_greet.
   static Result<std::unique_ptr<ControlLink>> connect(const Endpoint& endpoint, const Caller& caller, Micros deadline);
 

@@ -22,7 +22,7 @@ StreamRead::StreamRead(BlockRead& item, const Incarnation& incarnation, const Om
   head_skip_ = item.range.offset - stored_.offset;
 }
 
-Result<Bytes> StreamRead::start(std::uint64_t request) {
+Status StreamRead::prepare() {
   const auto edge = [](std::uint64_t size) { return Buffer::allocate(static_cast<std::size_t>(size)); };
   if (item_.range != stored_) {
     PARAMWIRE_TRY(head, edge(std::min(kExtentBytes, stored_.size)));
@@ -30,6 +30,11 @@ Result<Bytes> StreamRead::start(std::uint64_t request) {
     head_ = std::move(head);
     tail_ = std::move(tail);
   }
+  return {};
+}
+
+Result<Bytes> StreamRead::start(std::uint64_t request) {
+  PARAMWIRE_CHECK(prepare());
   GetMessage get;
   get.block = item_.entry.id;
   get.version = item_.entry.version;
@@ -49,7 +54,11 @@ Status StreamRead::check_data(const DataMessage& data) {
   }
   if (data.stored_size != item_.entry.stored_size || data.range != stored_) return stale("another size or range");
   if (whole_ || omitted_.crc) return {};
-  auto rows = parse_extent_table(data.extent_table, item_.entry.raw_size, item_.entry.extent_table_crc);
+  return take_table(data.extent_table);
+}
+
+Status StreamRead::take_table(std::span<const std::byte> table) {
+  auto rows = parse_extent_table(table, item_.entry.raw_size, item_.entry.extent_table_crc);
   if (!rows.ok()) return Error(Code::kCorrupt, cat("block ", item_.entry.to_string(), ": ", rows.error().message()));
   rows_ = std::move(*rows);
   return {};
@@ -116,6 +125,18 @@ void StreamRead::on_body(std::span<const std::byte> part) {
     part = part.subspan(n);
     if (in_extent + n == kExtentBytes || arrived_ == stored_.size) end_extent();
   }
+}
+
+void StreamRead::copy_body(std::byte* into, std::span<const std::byte> part) {
+  if (omitted_.crc || !whole_ || !result_.ok()) {
+    std::memcpy(into, part.data(), part.size());
+    return on_body({into, part.size()});
+  }
+  // A segment says little about the block that it is of: large blocks stream past the cache, whatever their segments' size.
+  const Stores stores = item_.range.size >= kStreamFromBytes ? Stores::kStreaming : Stores::kCached;
+  crc64_ = copy_crc64(into, part.data(), part.size(), crc64_, stores);
+  wire_bytes_ += part.size();
+  arrived_ += part.size();
 }
 
 Status StreamRead::finish() {

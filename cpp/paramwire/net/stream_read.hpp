@@ -4,6 +4,9 @@
 //   on kHead:  target = read.on_head(header, meta)     -> parser.set_body(target)
 //   on kBody:  read.on_body(part)                         CRC runs over bytes that are hot in cache
 //   on kEnd:   item.result = read.finish()
+//
+// Where no frames are (net/reliable), prepare() takes start()'s place, take_table() and place() on_head()'s; the bytes are then checked
+// in order too, as they become whole from the front.
 // One thread.
 #pragma once
 
@@ -30,11 +33,22 @@ class StreamRead {
   Result<FrameParser::BodyTarget> on_head(const FrameHeader& header, std::span<const std::byte> meta);
   void on_body(std::span<const std::byte> part);
   Status finish();
+
+  // As start(), without a question. errors: as start().
+  Status prepare();
+  // The stored bytes to ask for: the whole block, or whole extents.
+  ByteRange stored() const noexcept { return stored_; }
+  bool wants_table() const noexcept { return !whole_ && !omitted_.crc && stored_.size > 0; }
+  // errors: kCorrupt when it is not the table that the manifest promised.
+  Status take_table(std::span<const std::byte> table);
+  // Where stored() goes, in order.
+  FrameParser::BodyTarget place();
+  // As copying `part` to `into` (a place for it, of the same size) and on_body(part): in one pass where that is faster.
+  void copy_body(std::byte* into, std::span<const std::byte> part);
   std::uint64_t wire_bytes() const noexcept { return wire_bytes_; }
 
  private:
   Status check_data(const DataMessage& data);
-  FrameParser::BodyTarget place();
   void end_extent();
 
   BlockRead& item_;

@@ -1,5 +1,5 @@
 // The transport seam is a verified block read, not raw memory: a link takes blocks that a manifest promised and hands out
-// either exactly those bytes or an error. Implementations: shm (one-sided, same host), tcp (reference, anywhere).
+// either exactly those bytes or an error. Implementations: shm (one-sided, same host), udp (pulled by datagrams), tcp (reference, anywhere).
 //
 // A link is the client side of one transport to one server. Links are synchronous: who wants to overlap uses a second
 // thread (client/fetcher.hpp); a batch is pipelined inside.
@@ -41,6 +41,28 @@ struct BlockRead {
   Status result;
 };
 
+// What the UDP path did to get its bytes. The last four are gauges: sums over links take the largest.
+struct DatagramStats {
+  std::uint64_t gets = 0;              // GET datagrams sent
+  std::uint64_t received = 0;          // segments taken, once each
+  std::uint64_t bytes_needed = 0;      // of payload, taken once each
+  std::uint64_t bytes_asked = 0;       // of payload, again counted again
+  std::uint64_t lost = 0;              // segments taken for lost and asked for again
+  std::uint64_t duplicates = 0;        // segments that came again or too late
+  std::uint64_t refused = 0;           // datagrams that were none of ours, or damaged
+  std::uint64_t forged = 0;            // STATUS with a wrong MAC
+  std::uint64_t timeouts = 0;
+  std::uint64_t socket_drops = 0;      // dropped by the kernel at a full receive buffer (SO_RXQ_OVFL)
+  std::uint64_t send_failures = 0;     // GETs that did not leave, whatever the reason
+  std::uint64_t gso_disabled = 0;      // links whose segmented sends failed
+  std::uint64_t busy_poll_us = 0;      // spent spinning with nothing to do: the cost of busy-poll
+  std::uint64_t size_steps = 0;        // times that a path carried less than its route said
+  std::uint64_t receive_buffer_bytes = 0;  // SO_RCVBUF as read back
+  std::uint64_t segment_bytes = 0;     // payload of a full datagram
+  std::uint64_t window_bytes = 0;
+  std::uint64_t round_trip_us = 0;
+};
+
 struct LinkStats {
   std::uint64_t reads = 0;             // blocks or ranges asked for
   std::uint64_t bytes = 0;             // raw bytes handed out, verified
@@ -50,6 +72,7 @@ struct LinkStats {
   std::uint64_t corrupt = 0;           // reads refused by CRC
   std::uint64_t views = 0;             // zero-copy views given
   std::uint64_t views_verified = 0;    // first views, whose CRC was run
+  DatagramStats datagram;              // of udp
 };
 
 // A zero-copy view of a block, or of a range: the bytes stay put until release(), whatever is published meanwhile.
@@ -86,7 +109,7 @@ void release_views(std::span<BlockView> views) noexcept;
 class Link {
  public:
   virtual ~Link() = default;
-  virtual std::string_view transport() const noexcept = 0;  // "shm", "tcp"
+  virtual std::string_view transport() const noexcept = 0;  // "shm", "udp", "tcp"
   virtual bool one_sided() const noexcept = 0;              // needs locators
 
   // Reads every item of `batch`; each gets its `result`. threads: one at a time. blocks: until all are done or `deadline`
@@ -95,7 +118,7 @@ class Link {
   virtual bool broken() const noexcept = 0;
 
   // A view of `range` of the block; the whole block is verified once per (slot, seq, version) by this link.
-  // errors: kUnavailable when the transport can't (tcp); kBackpressure naming the pin limit; as BlockRead::result otherwise.
+  // errors: kUnavailable when the transport can't (udp, tcp); kBackpressure naming the pin limit; as BlockRead::result otherwise.
   virtual Result<BlockView> view(const ManifestEntry& entry, const Locator& locator, ByteRange range) = 0;
 
   virtual LinkStats stats() const = 0;

@@ -3,6 +3,7 @@
 #include "paramwire/base/probe.hpp"
 #include "paramwire/base/socket.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/net/udp_socket.hpp"
 
 #include <cstddef>
 
@@ -18,6 +19,12 @@ Availability tcp_availability() {
   const auto listener = Listener::open(Endpoint::tcp("127.0.0.1", 0));
   if (!listener.ok()) return {"tcp", false, listener.error().message()};
   return {"tcp", true, "anywhere that the server listens"};
+}
+
+Availability udp_availability() {
+  const auto socket = DatagramSocket::bind(DatagramAddress::loopback(0), {});
+  if (!socket.ok()) return {"udp", false, socket.error().message()};
+  return {"udp", true, "at the tcp addresses of a server, where datagrams get through"};
 }
 
 // The package that has rdma_rxe where the running kernel's own files lack it. Sources: packages.debian.org (cloud kernels of Debian
@@ -76,6 +83,8 @@ Availability verbs_availability(const VerbsFacts& facts) {
   return out;
 }
 
-std::vector<Availability> available_transports() { return {tcp_availability(), verbs_availability(look_for_verbs("", kernel_release()))}; }
+std::vector<Availability> available_transports() {
+  return {udp_availability(), tcp_availability(), verbs_availability(look_for_verbs("", kernel_release()))};
+}
 
 }  // namespace paramwire

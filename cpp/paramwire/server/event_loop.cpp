@@ -159,7 +159,7 @@ void EventLoop::accept_all(std::size_t index, Micros now) {
       return;
     }
     if (!*socket) return;
-    admit(std::move(**socket), listener.endpoint().kind == Endpoint::Kind::kUnix, now);
+    admit(std::move(**socket), index, now);
   }
 }
 
@@ -174,11 +174,13 @@ void EventLoop::make_room(Micros now) {
   drop(oldest, now);
 }
 
-void EventLoop::admit(Socket socket, bool local, Micros now) {
+void EventLoop::admit(Socket socket, std::size_t listener, Micros now) {
+  const bool local = listeners_[listener].endpoint().kind == Endpoint::Kind::kUnix;
   if (!local && core_->tls && !core_->tls->accept(socket).ok()) return;  // no memory for a connection object: the peer sees a closed connection
   const std::uint64_t id = ++last_id_;
   auto connection = std::make_unique<Connection>(id, std::move(socket), local, now);
   Connection& added = *connection;
+  if (listener < limits_.udp_ports.size()) added.session().set_udp_port(limits_.udp_ports[listener]);
   if (connections_.size() >= limits_.connections_max && core_->tls) make_room(now);
   const bool full = connections_.size() >= limits_.connections_max;
   if (full) {

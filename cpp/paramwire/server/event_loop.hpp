@@ -20,6 +20,7 @@ struct LoopLimits {
   std::uint32_t connections_max = 0;
   Micros send_timeout = 0;     // see ServerOptions
   Micros receive_timeout = 0;
+  std::vector<std::uint16_t> udp_ports;  // told to clients of each listener, in their order; 0 or missing: none
 };
 
 class EventLoop {
@@ -42,7 +43,7 @@ class EventLoop {
   int wait_ms(Micros now) const noexcept;
   void handle(std::uint64_t key, Micros now);
   void accept_all(std::size_t listener, Micros now);
-  void admit(Socket socket, bool local, Micros now);
+  void admit(Socket socket, std::size_t listener, Micros now);
   void make_room(Micros now);
   void settle(Connection& connection, const Status& status, Micros now);
   void serve_again(Micros now);

@@ -2,6 +2,7 @@
 
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/net/udp_key.hpp"
 
 #include <algorithm>
 #include <cassert>
@@ -127,6 +128,8 @@ Status Handlers::on_end(Session& session, const FrameHeader& header, Micros now)
 void Handlers::on_closed(Session& session, Micros now) {
   if (session.put_) store_.put_cancel(session.put_->publish, session.put_->slot);
   session.put_.reset();
+  if (session.udp_session_ != 0 && options_.datagrams != nullptr) options_.datagrams->close(session.udp_session_);
+  session.udp_session_ = 0;
   for (const Outgoing& outgoing : session.outgoing) sent(outgoing, now);
   session.outgoing.clear();
   session.waits_.clear();
@@ -145,6 +148,7 @@ Status Handlers::dispatch(Session& session, FrameType type, std::uint64_t reques
     case FrameType::kGet: return on_get(session, request, meta, now);
     case FrameType::kArena: return on_arena(session, request, meta);
     case FrameType::kPins: return on_pins(session, request);
+    case FrameType::kUdpOpen: return on_udp_open(session, request);
     case FrameType::kRenew: {
       PARAMWIRE_TRY(message, LeaseMessage::decode(meta));
       PARAMWIRE_CHECK(store_.renew(message.lease, static_cast<Micros>(message.ttl_ms) * 1000, now));
@@ -288,6 +292,19 @@ Status Handlers::on_pins(Session& session, std::uint64_t request) {
   out.head = message.encode(request);
   out.fd = pins.fd;
   session.outgoing.push_back(std::move(out));
+  return {};
+}
+
+Status Handlers::on_udp_open(Session& session, std::uint64_t request) {
+  if (options_.datagrams == nullptr) return Error(Code::kUnavailable, cat("this server takes no datagrams: ", options_.no_datagrams));
+  if (session.udp_port_ == 0) {
+    return Error(Code::kUnavailable, cat("this server has no UDP port ", session.local_ ? "on 127.0.0.1, where clients of its unix socket look for one" : "at this address",
+                                         ": have it listen on tcp://127.0.0.1:0 too, or reach it at an address that has one"));
+  }
+  PARAMWIRE_TRY(opened, options_.datagrams->open(session.udp_port_, [&](std::uint64_t number) { return exported_udp_key(session, number); }));
+  if (session.udp_session_ != 0) options_.datagrams->close(session.udp_session_);
+  session.udp_session_ = opened.session;
+  reply(session, opened.encode(request));
   return {};
 }
 

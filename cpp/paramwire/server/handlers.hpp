@@ -8,6 +8,7 @@
 
 #include "paramwire/base/stream_filter.hpp"
 #include "paramwire/control/coordinator.hpp"
+#include "paramwire/server/udp_responder.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/wire/frame.hpp"
 #include "paramwire/wire/message.hpp"
@@ -54,6 +55,8 @@ class Session {
   // Frames to send, in order. The edge takes from the front.
   std::deque<Outgoing> outgoing;
   bool greeted() const noexcept { return greeted_; }
+  // The server's UDP port at the address that this connection reached; 0: none there.
+  void set_udp_port(std::uint16_t port) noexcept { udp_port_ = port; }
   std::uint32_t peer_pid() const noexcept { return peer_pid_; }
 
   // A key that this server and the client of this connection alone can derive (RFC 8446 7.5), other ones for each label and context;
@@ -87,6 +90,8 @@ class Session {
   std::optional<Error> put_error_;              // of a put whose body is being dropped
   std::uint64_t put_request_ = 0;
   std::vector<Wait> waits_;
+  std::uint16_t udp_port_ = 0;
+  std::uint64_t udp_session_ = 0;               // 0: none was opened
 };
 
 struct HandlerOptions {
@@ -95,6 +100,8 @@ struct HandlerOptions {
   std::uint64_t put_bytes_max = std::uint64_t{1} << 40;  // one block; bounds what a header can ask for before allocation
   std::uint32_t waits_max = 64;     // per session: snapshots waited for at once
   Micros wait_max = 60 * kMicrosPerSecond;
+  DatagramDoor* datagrams = nullptr;        // opens UDP sessions; nullptr: this server takes no datagrams
+  std::string no_datagrams = "it was started without";  // why, for error texts
   std::function<Result<std::uint64_t>()> random = system_random;  // for publish ids; the simulation brings its own
 };
 
@@ -139,6 +146,7 @@ class Handlers {
   Status on_get(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
   Status on_arena(Session& session, std::uint64_t request, std::span<const std::byte> meta);
   Status on_pins(Session& session, std::uint64_t request);
+  Status on_udp_open(Session& session, std::uint64_t request);
   Status on_publish(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now);
   Result<PutSlot> begin_put(const PutMessage& put, std::uint64_t body_size, Micros now);
   void on_stat(Session& session, std::uint64_t request);

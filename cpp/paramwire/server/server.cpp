@@ -5,6 +5,7 @@
 #include "paramwire/base/text.hpp"
 #include "paramwire/server/event_loop.hpp"
 #include "paramwire/server/server_core.hpp"
+#include "paramwire/server/udp_endpoint.hpp"
 
 #include <cerrno>
 #include <csignal>
@@ -94,6 +95,42 @@ std::string absolute_path(const std::string& path) {
 
 }  // namespace
 
+namespace {
+
+// UDP ports of a server's listeners: of each tcp one its own, of unix ones that at 127.0.0.1.
+struct UdpDoors {
+  std::vector<DatagramAddress> addresses;
+  std::vector<std::size_t> owners;  // the listener of each address
+};
+
+UdpDoors udp_doors(const std::vector<Listener>& listeners) {
+  UdpDoors out;
+  for (std::size_t i = 0; i < listeners.size(); ++i) {
+    const auto address = DatagramAddress::local_of(listeners[i].fd());
+    if (!address) continue;
+    out.addresses.push_back(*address);
+    out.owners.push_back(i);
+  }
+  return out;
+}
+
+std::vector<std::uint16_t> ports_of(const std::vector<Listener>& listeners, const UdpDoors& doors, const UdpEndpoint& endpoint) {
+  std::vector<std::uint16_t> ports(listeners.size(), 0);
+  std::uint16_t local = 0;
+  for (std::size_t i = 0; i < doors.owners.size(); ++i) {
+    ports[doors.owners[i]] = endpoint.port(i);
+    if (local == 0 && listeners[doors.owners[i]].endpoint().host == "127.0.0.1") local = endpoint.port(i);
+  }
+  for (std::size_t i = 0; i < listeners.size(); ++i) {
+    if (listeners[i].endpoint().kind == Endpoint::Kind::kUnix) ports[i] = local;
+  }
+  return ports;
+}
+
+}  // namespace
+
+Server::Server() = default;
+
 Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
   if (options.connections_max == 0) return Error(Code::kInvalid, "connections_max is 0: nobody could connect");
   std::unique_ptr<Server> server(new Server());
@@ -126,13 +163,31 @@ Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
   store_options.incarnation = server->incarnation_;
   store_options.epoch = server->epoch_;
   core->store.emplace(*core->tier, &core->pins, store_options);
+  LoopLimits limits{options.connections_max, options.send_timeout, options.receive_timeout, {}};
+  if (options.udp) {
+    const UdpDoors doors = udp_doors(listeners);
+    PARAMWIRE_TRY(responder, UdpResponder::create(server->incarnation_, system_random));
+    core->udp = std::move(responder);
+    UdpEndpointOptions udp_options;
+    udp_options.busy_poll = options.udp_busy_poll;
+    auto endpoint = UdpEndpoint::open(core, doors.addresses, udp_options);
+    if (endpoint.ok()) {
+      limits.udp_ports = ports_of(listeners, doors, **endpoint);
+      server->udp_ = std::move(*endpoint);
+      handler_options.datagrams = core->udp.get();
+    } else {
+      handler_options.no_datagrams = endpoint.error().to_string();
+    }
+  }
+  server->udp_ports_ = limits.udp_ports;
+  server->udp_ports_.resize(listeners.size(), 0);
   core->handlers.emplace(*core->store, *core->tier, *core->coordinator, &core->pins, std::move(handler_options));
 
-  const LoopLimits limits{options.connections_max, options.send_timeout, options.receive_timeout};
   PARAMWIRE_TRY(loop, EventLoop::create(core, std::move(listeners), limits));
   server->core_ = std::move(core);
   server->thread_ = std::make_unique<Thread>(std::move(loop));
   PARAMWIRE_CHECK(server->thread_->start());
+  if (server->udp_) PARAMWIRE_CHECK(server->udp_->start());
   return server;
 }
 
@@ -143,12 +198,17 @@ void Server::close(Micros drain) {
   if (core_->guard.in_child()) {
     // The loop's thread and its locks stayed in the parent: let go of the objects without running their ends.
     thread_->disown();
+    if (udp_) {
+      udp_->disown();
+      static_cast<void>(udp_.release());
+    }
     static_cast<void>(thread_.release());
     static_cast<void>(new std::shared_ptr<ServerCore>(std::move(core_)));
     return;
   }
   thread_->stop(steady_clock().now() + drain);
   thread_.reset();
+  if (udp_) udp_->stop();  // after the connections: what they were promised was still sent
   const std::lock_guard lock(core_->mutex);
   core_->closed = true;
 }
@@ -191,6 +251,21 @@ Result<ServerStats> Server::stats() const {
   out.closed_for_key = counters.closed_for_key;
   out.closed_for_stall = counters.closed_for_stall;
   out.loop_turns = counters.loop_turns;
+  if (core_->udp) {
+    const ResponderStats in = core_->udp->stats();
+    out.udp = {in.sessions, in.received, in.malformed, in.unauthentic, in.replayed, in.answered, in.tokens, in.refused};
+  }
+  if (udp_) {
+    const UdpCounters& sent = udp_->counters();
+    out.udp.segments = sent.segments;
+    out.udp.bytes = sent.bytes;
+    out.udp.dropped = sent.dropped;
+    out.udp.too_long = sent.too_long;
+    out.udp.failed = sent.failed;
+    out.udp.gso_disabled = sent.gso_disabled;
+    out.udp.socket_drops = sent.socket_drops;
+    out.udp.busy_poll_us = sent.busy_poll_us;
+  }
   return out;
 }
 

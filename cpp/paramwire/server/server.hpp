@@ -27,6 +27,7 @@
 namespace paramwire {
 
 struct ServerCore;
+class UdpEndpoint;
 
 struct ServerOptions {
   // Addresses, as parse_endpoint takes them; port 0 is any free one. Empty: tcp://127.0.0.1:0, and a unix socket in
@@ -39,6 +40,9 @@ struct ServerOptions {
   // Made with mode 0700 if it is not there; must belong to this user and be closed to others. Keep it short: a socket path
   // has at most 107 bytes.
   std::string unix_directory;
+  // Takes GETs by UDP at every tcp address, on the same port number where that is free.
+  bool udp = true;
+  bool udp_busy_poll = false;         // the UDP thread spins: a whole core for several times lower latency
   std::string tier = "memory";
   TierOptions tier_options;
   std::string coordinator = "memory";
@@ -54,10 +58,29 @@ struct ServerOptions {
   std::shared_ptr<Trace> trace;       // spans of this server; none: nothing is recorded
 };
 
+struct UdpServerStats {
+  std::uint64_t sessions = 0;      // open now
+  std::uint64_t received = 0;      // datagrams, whatever they were
+  std::uint64_t malformed = 0;     // of no form of ours, or of no session; these three are met with silence
+  std::uint64_t unauthentic = 0;   // wrong MAC
+  std::uint64_t replayed = 0;
+  std::uint64_t answered = 0;      // GETs that went to the store
+  std::uint64_t tokens = 0;        // answered with a token, the sender's address being new
+  std::uint64_t refused = 0;       // answered with another status
+  std::uint64_t segments = 0, bytes = 0;  // DATA sent, payload
+  std::uint64_t dropped = 0;       // segments that did not leave: buffer or device full
+  std::uint64_t too_long = 0;      // longer than the path takes
+  std::uint64_t failed = 0;        // other errors of sends
+  std::uint64_t gso_disabled = 0;  // clients to whom segmented sends failed
+  std::uint64_t socket_drops = 0;  // GETs dropped by the kernel at a full receive buffer
+  std::uint64_t busy_poll_us = 0;  // spent spinning: the cost of udp_busy_poll
+};
+
 struct ServerStats {
   StoreStats store;
   std::uint64_t connections = 0, accepted = 0, refused = 0, closed_for_protocol = 0, closed_for_key = 0, closed_for_stall = 0, loop_turns = 0, pin_tables = 0;
   std::string tier_note;
+  UdpServerStats udp;
 };
 
 // A publish of the server's own process. One thread; several publishes may run side by side. Move-only; the destructor
@@ -99,6 +122,8 @@ class Server {
 
   // Really bound, in the order asked for.
   const std::vector<Endpoint>& endpoints() const noexcept { return endpoints_; }
+  // UDP port of each endpoint, 0 where there is none.
+  const std::vector<std::uint16_t>& udp_ports() const noexcept { return udp_ports_; }
   const Incarnation& incarnation() const noexcept { return incarnation_; }
   std::uint32_t epoch() const noexcept { return epoch_; }
 
@@ -115,11 +140,13 @@ class Server {
 
  private:
   class Thread;
-  Server() = default;
+  Server();
 
   std::shared_ptr<ServerCore> core_;
   std::unique_ptr<Thread> thread_;
+  std::unique_ptr<UdpEndpoint> udp_;
   std::vector<Endpoint> endpoints_;
+  std::vector<std::uint16_t> udp_ports_;
   Incarnation incarnation_;
   std::uint32_t epoch_ = 0;
 };

@@ -8,6 +8,7 @@
 #include "paramwire/net/tls.hpp"
 #include "paramwire/server/handlers.hpp"
 #include "paramwire/server/pin_registry.hpp"
+#include "paramwire/server/udp_responder.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/store/tier.hpp"
 
@@ -46,6 +47,7 @@ struct ServerCore {
   std::optional<BlockStore> store;
   std::optional<Handlers> handlers;
   bool closed = false;
+  std::unique_ptr<UdpResponder> udp;  // has its own lock
 
   std::shared_ptr<const TlsContext> tls;  // set before the loop starts; nullptr: no key, TCP is plain
   Fd wake;  // eventfd: something happened that the loop must look at

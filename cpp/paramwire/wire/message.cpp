@@ -2,6 +2,7 @@
 
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/wire/datagram.hpp"
 
 #include <algorithm>
 
@@ -120,6 +121,8 @@ std::string_view frame_type_name(FrameType type) noexcept {
     case FrameType::kAbort: return "ABORT";
     case FrameType::kStat: return "STAT";
     case FrameType::kStats: return "STATS";
+    case FrameType::kUdpOpen: return "UDP_OPEN";
+    case FrameType::kUdpKey: return "UDP_KEY";
   }
   return "unknown";
 }
@@ -507,6 +510,29 @@ Result<StatsMessage> StatsMessage::decode(std::span<const std::byte> meta) {
     m.values.emplace_back(std::move(name), in.get<std::uint64_t>());
   }
   if (!in.finished()) return bad("STATS", "length");
+  return m;
+}
+
+Bytes UdpKeyMessage::encode(std::uint64_t request) const {
+  Bytes meta;
+  ByteWriter out(meta);
+  out.put<std::uint16_t>(port);
+  out.put<std::uint64_t>(session);
+  out.put<std::uint64_t>(key.k0);
+  out.put<std::uint64_t>(key.k1);
+  out.put<std::uint16_t>(segment_max);
+  return frame(FrameType::kUdpKey, request, meta);
+}
+Result<UdpKeyMessage> UdpKeyMessage::decode(std::span<const std::byte> meta) {
+  ByteReader in(meta);
+  UdpKeyMessage m;
+  m.port = in.get<std::uint16_t>();
+  m.session = in.get<std::uint64_t>();
+  m.key.k0 = in.get<std::uint64_t>();
+  m.key.k1 = in.get<std::uint64_t>();
+  m.segment_max = in.get<std::uint16_t>();
+  if (!in.finished() || m.port == 0 || m.session == 0) return bad("UDP_KEY", "length, port or session");
+  if (m.segment_max < kSegmentBytesMin || m.segment_max > kSegmentBytesMax) return bad("UDP_KEY", "segment_max");
   return m;
 }
 

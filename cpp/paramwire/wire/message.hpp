@@ -6,6 +6,7 @@
 #pragma once
 
 #include "paramwire/base/error.hpp"
+#include "paramwire/base/siphash.hpp"
 #include "paramwire/base/types.hpp"
 #include "paramwire/wire/block_header.hpp"
 #include "paramwire/wire/frame.hpp"
@@ -28,6 +29,7 @@ enum class FrameType : std::uint8_t {
   kPublishStart = 40, kPublishId = 41, kPut = 42, kPutDone = 43, kRemove = 44, kAlias = 45, kFinish = 46, kPublished = 47,
   kAbort = 48,
   kStat = 50, kStats = 51,
+  kUdpOpen = 60, kUdpKey = 61,
 };
 std::string_view frame_type_name(FrameType type) noexcept;
 
@@ -192,6 +194,17 @@ struct PublishedMessage {
   static Result<PublishedMessage> decode(std::span<const std::byte> meta);
 };
 
+// Answer to UDP_OPEN (empty meta): where this server takes datagrams and how they are authenticated. The session lives as long as the
+// connection that asked; a second UDP_OPEN on it replaces the first.
+struct UdpKeyMessage {
+  std::uint16_t port = 0;          // at the address that the connection reached; 127.0.0.1 over a unix socket
+  std::uint64_t session = 0;       // random, not 0
+  SipKey key;                      // zeros when the link is TLS: both sides derive it from the connection instead
+  std::uint16_t segment_max = 0;   // largest segment that this server sends, bytes of payload
+  Bytes encode(std::uint64_t request) const;
+  static Result<UdpKeyMessage> decode(std::span<const std::byte> meta);
+};
+
 // Facts of a server as name and value, in a fixed order; names end in their unit.
 struct StatsMessage {
   std::vector<std::pair<std::string, std::uint64_t>> values;
@@ -199,7 +212,7 @@ struct StatsMessage {
   static Result<StatsMessage> decode(std::span<const std::byte> meta);
 };
 
-// A frame of `type` with empty meta: OK, PINS, STAT.
+// A frame of `type` with empty meta: OK, PINS, STAT, UDP_OPEN.
 Bytes encode_empty(FrameType type, std::uint64_t request);
 
 }  // namespace paramwire

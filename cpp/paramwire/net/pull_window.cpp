@@ -1,0 +1,96 @@
+#include "paramwire/net/pull_window.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace paramwire {
+
+namespace {
+
+// Queue that is aimed for, above the least round trip: 1 ms keeps a 10 Gb/s path busy through a scheduler's delay (1.25 MB), and is far below
+// what a person or a step of a model notices. Too small, and a virtual machine's wake-ups read as congestion; too large, and queues grow.
+constexpr Micros kTargetDelay = 1000;
+constexpr std::uint64_t kStep = 64 * 1024;  // growth a round trip once a target was met: one large datagram
+// Shortest timeout. A server that sleeps needs 50 us to wake, and up to a scheduler's slice (4 ms) when its core is busy: below that,
+// timeouts would be false. Source of the estimator: RFC 6298 (whose floor of 1 s is for the open internet).
+constexpr Micros kTimeoutMin = 5'000;
+constexpr Micros kTimeoutFirst = 50'000;    // before any round trip was seen
+constexpr Micros kTimeoutMax = 1'000'000;
+
+}  // namespace
+
+void InboundCredit::limit(std::uint64_t capacity) noexcept {
+  std::uint64_t now = capacity_.load(std::memory_order_relaxed);
+  while (capacity < now && !capacity_.compare_exchange_weak(now, capacity, std::memory_order_relaxed)) {
+  }
+}
+
+std::uint64_t InboundCredit::room(std::uint64_t own) const noexcept {
+  const std::uint64_t capacity = this->capacity();
+  const std::uint64_t used = this->used();
+  const std::uint64_t share = capacity / std::max<std::uint32_t>(1, active_.load(std::memory_order_relaxed));
+  if (own >= share || used >= capacity) return 0;
+  return std::min(share - own, capacity - used);
+}
+
+Micros PullWindow::rto() const noexcept {
+  if (smoothed_ == 0) return kTimeoutFirst;
+  return std::clamp(smoothed_ + std::max<Micros>(4 * variation_, 1000), kTimeoutMin, kTimeoutMax);
+}
+
+void PullWindow::on_answer(Micros now, Micros sent, bool limited) noexcept {
+  const Micros sample = std::max<Micros>(1, now - sent);
+  base_ = std::min(base_, sample);
+  if (smoothed_ == 0) {
+    smoothed_ = sample;
+    variation_ = sample / 2;
+  } else {
+    variation_ += ((sample > smoothed_ ? sample - smoothed_ : smoothed_ - sample) - variation_) / 4;
+    smoothed_ += (sample - smoothed_) / 8;
+    smoothed_ = std::max<Micros>(smoothed_, 1);
+  }
+  round_least_ = std::min(round_least_, sample);
+  round_limited_ = round_limited_ || limited;
+  if (sent < round_began_) return;
+  const Micros delay = round_least_ - base_;
+  const bool full = round_limited_;
+  round_began_ = now;
+  round_least_ = kNever;
+  round_limited_ = false;
+  if (delay > kTargetDelay) {
+    doubling_ = false;
+    if (!std::exchange(high_before_, true)) return;
+    // Swift's max(1 - beta * (delay - target) / delay, 1 - max_mdf) with beta 0.8, max_mdf 0.5, in integers.
+    const auto excess = static_cast<std::uint64_t>(delay - kTargetDelay);
+    const std::uint64_t cut = std::min(window_ / 2, window_ / 10 * 8 * excess / static_cast<std::uint64_t>(delay));
+    window_ = std::max(least_, window_ - cut);
+    return;
+  }
+  high_before_ = false;
+  // A window that nobody filled proves nothing: it does not grow.
+  if (full) window_ = std::min(most_, window_ + (doubling_ ? window_ : kStep));
+}
+
+void PullWindow::on_loss(Micros now, std::uint64_t lost) noexcept {
+  if (now - round_at_ > std::max<Micros>(smoothed_, 1)) {
+    round_at_ = now;
+    lost_round_ = 0;
+  }
+  lost_round_ += lost;
+  // More than a quarter of a window lost within a round trip is a queue that overflowed.
+  if (lost_round_ <= window_ / 4 || now - cut_at_ < smoothed_) return;
+  cut_at_ = now;
+  lost_round_ = 0;
+  doubling_ = false;
+  window_ = std::max(least_, window_ / 10 * 7);
+}
+
+void PullWindow::on_silence(std::uint32_t repeated, std::uint64_t outstanding) noexcept {
+  doubling_ = false;
+  // The first silence with little under way is a lost tail; the same with much, or again, is a path that is full, or a server that is not there.
+  if (repeated == 0 && outstanding <= window_ / 4) return;
+  window_ = std::max(least_, repeated == 0 ? window_ / 2 : least_);
+  doubling_ = repeated > 0;  // up again by doubling, as after RFC 5681's timeout
+}
+
+}  // namespace paramwire

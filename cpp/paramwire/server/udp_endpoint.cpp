@@ -1,0 +1,237 @@
+#include "paramwire/server/udp_endpoint.hpp"
+
+#include "paramwire/base/text.hpp"
+#include "paramwire/base/thread.hpp"
+#include "paramwire/server/server_core.hpp"
+
+#include <algorithm>
+#include <array>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+namespace paramwire {
+
+namespace {
+
+// GETs of one receive. Each may ask for 256 KiB: while they are answered others wait, about 3 ms of them at 5 GB/s.
+constexpr std::size_t kBatch = 64;
+constexpr std::size_t kSlotBytes = 256;  // a GET has at most 240; a longer datagram is none
+static_assert(kGetBytesMax <= kSlotBytes);
+// Segments handed to the kernel in one call: 64 of 64 KiB are 4 MiB, of 1,448 B 93 KiB.
+constexpr std::size_t kSegmentsAtOnce = 64;
+// A full device gets this long to make room, then what is left counts as lost; the thread serves everybody.
+constexpr int kRoomMs = 5;
+// The server's own receive buffer: 256 GETs of each of 16 clients, at the 1.3 KiB that each costs.
+constexpr int kReceiveBuffer = 4 << 20;
+constexpr int kSendBuffer = 8 << 20;
+constexpr int kSpins = 4000;  // between two looks at the clock and the stop flag
+
+}  // namespace
+
+Result<std::unique_ptr<UdpEndpoint>> UdpEndpoint::open(std::shared_ptr<ServerCore> core, const std::vector<DatagramAddress>& addresses, const UdpEndpointOptions& options) {
+  std::unique_ptr<UdpEndpoint> out(new UdpEndpoint(std::move(core), options));
+  DatagramSocketOptions socket_options;
+  socket_options.receive_buffer = kReceiveBuffer;
+  socket_options.send_buffer = kSendBuffer;
+  for (const DatagramAddress& address : addresses) {
+    auto socket = DatagramSocket::bind(address, socket_options);
+    if (!socket.ok() && address.port() != 0) {  // somebody has that number in UDP: any other does, clients are told
+      DatagramAddress any = address;
+      any.set_port(0);
+      socket = DatagramSocket::bind(any, socket_options);
+    }
+    if (!socket.ok()) return std::move(socket).error();
+    if (options.fail_gso != 0) socket->fail_gso(options.fail_gso, 1);
+    out->sockets_.push_back(std::move(*socket));
+  }
+  out->wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!out->wake_.valid()) return errno_error(Code::kUnavailable, "eventfd", errno);
+  out->jobs_.resize(kBatch);
+  out->space_.resize(kBatch * kSlotBytes);
+  return out;
+}
+
+Status UdpEndpoint::start() {
+  PARAMWIRE_TRY(thread, start_thread("pw-udp", [this] { run(); }));
+  thread_ = std::move(thread);
+  return {};
+}
+
+void UdpEndpoint::stop() {
+  if (!thread_.joinable()) return;
+  stop_ = true;
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
+  thread_.join();
+}
+
+void UdpEndpoint::disown() noexcept {
+  if (thread_.joinable()) static_cast<void>(new std::thread(std::move(thread_)));
+}
+
+void UdpEndpoint::run() {
+  std::vector<pollfd> entries;
+  for (const DatagramSocket& socket : sockets_) entries.push_back({socket.fd(), POLLIN, 0});
+  entries.push_back({wake_.get(), POLLIN, 0});
+  while (!stop_) {
+    std::size_t came = 0;
+    const Micros start = options_.busy_poll ? steady_clock().now() : 0;
+    for (int i = 0; i < (options_.busy_poll ? kSpins : 1) && came == 0; ++i) {
+      for (DatagramSocket& socket : sockets_) came += serve(socket);
+    }
+    if (options_.busy_poll) {
+      if (came == 0) counters_.busy_poll_us += static_cast<std::uint64_t>(steady_clock().now() - start);
+    } else if (came == 0) {
+      static_cast<void>(poll(entries.data(), entries.size(), -1));
+    }
+  }
+}
+
+std::size_t UdpEndpoint::serve(DatagramSocket& socket) {
+  std::array<std::size_t, kBatch> sizes;
+  std::array<DatagramAddress, kBatch> from;
+  const auto got = socket.receive_many(space_, kSlotBytes, sizes, from);
+  if (!got.ok() || *got == 0) return 0;
+  counters_.socket_drops = socket.drops();
+  std::size_t jobs = 0;
+  for (std::size_t i = 0; i < *got; ++i) {
+    Job& job = jobs_[jobs];
+    const auto datagram = std::span<const std::byte>(space_).subspan(i * kSlotBytes, sizes[i]);
+    const auto verdict = core_->udp->check(datagram, from[i].bytes(), job.question);
+    if (verdict == UdpResponder::Verdict::kStatus) send_status(socket, from[i], job.question.status);
+    if (verdict != UdpResponder::Verdict::kLookup) continue;
+    job.to = from[i];
+    ++jobs;
+  }
+  if (jobs == 0) return *got;
+  look_up(jobs);
+  for (std::size_t i = 0; i < jobs; ++i) answer(socket, jobs_[i]);
+  let_go(jobs);
+  return *got;
+}
+
+void UdpEndpoint::look_up(std::size_t jobs) {
+  const std::lock_guard lock(core_->mutex);
+  for (std::size_t i = 0; i < jobs; ++i) {
+    const Asked& asked = jobs_[i].question.get.asked;
+    auto held = core_->closed ? Result<BlockStore::Held>(Error(Code::kStale, "closed")) : core_->store->hold(asked.block, asked.version);
+    jobs_[i].found = held.ok();
+    if (held.ok()) jobs_[i].held = *held;
+  }
+}
+
+void UdpEndpoint::let_go(std::size_t jobs) {
+  const Micros now = steady_clock().now();
+  const std::lock_guard lock(core_->mutex);
+  for (std::size_t i = 0; i < jobs; ++i) {
+    if (jobs_[i].found) core_->store->unhold(jobs_[i].held.slot, now);
+  }
+}
+
+void UdpEndpoint::answer(DatagramSocket& socket, Job& job) {
+  if (!job.found) return send_status(socket, job.to, core_->udp->refuse(job.question, StatusCode::kStale));
+  const DatagramGet& get = job.question.get;
+  const auto part = get.asked.part == BlockPart::kStored ? job.held.payload : job.held.extent_table;
+  SegmentWalk walk(get, part);
+  if (!walk.fits()) return send_status(socket, job.to, core_->udp->refuse(job.question, StatusCode::kInvalid));
+  while (send_segments(socket, job, walk)) {
+  }
+}
+
+void UdpEndpoint::send_status(DatagramSocket& socket, const DatagramAddress& to, const std::array<std::byte, kStatusBytes>& status) {
+  const iovec part{const_cast<std::byte*>(status.data()), status.size()};
+  const DatagramSocket::Message message{std::span(&part, 1), 0};
+  std::size_t done = 0;
+  if (socket.send({&message, 1}, &to, done) != DatagramSocket::Sent::kAll) ++counters_.failed;
+}
+
+// The next segments, as many as one call takes. False: there are no more, or no more of them will go now.
+bool UdpEndpoint::send_segments(DatagramSocket& socket, const Job& job, SegmentWalk& walk) {
+  std::array<std::array<std::byte, kDataHeaderBytes>, kSegmentsAtOnce> headers;
+  std::array<iovec, 2 * kSegmentsAtOnce> parts;
+  std::array<DatagramSocket::Message, kSegmentsAtOnce> messages;
+  const std::size_t whole = kDataHeaderBytes + job.question.get.segment_size;
+  const std::size_t per_message = job.question.gso ? std::max<std::size_t>(1, std::min(kGsoSegments, kUdpPayloadMax / whole)) : 1;
+  std::size_t segments = 0, count = 0, in_message = 0;
+  bool short_one = false;  // a shorter segment ends its message: the kernel cuts all but the last alike
+  while (segments < kSegmentsAtOnce) {
+    const auto payload = walk.next(headers[segments].data());
+    if (!payload) break;
+    parts[2 * segments] = {headers[segments].data(), kDataHeaderBytes};
+    parts[2 * segments + 1] = {const_cast<std::byte*>(payload->data()), payload->size()};
+    if (in_message == 0 || in_message == per_message || short_one) {
+      ++count;
+      in_message = 0;
+      messages[count - 1] = {std::span<const iovec>(&parts[2 * segments], 0), 0};
+    }
+    ++in_message;
+    DatagramSocket::Message& message = messages[count - 1];
+    message.parts = {message.parts.data(), 2 * in_message};
+    message.segment = static_cast<std::uint16_t>(in_message > 1 ? whole : 0);
+    short_one = payload->size() < job.question.get.segment_size;
+    ++segments;
+    counters_.bytes.fetch_add(payload->size(), std::memory_order_relaxed);
+  }
+  if (segments == 0) return false;
+  counters_.segments.fetch_add(segments, std::memory_order_relaxed);
+  return send_all(socket, job, std::span(messages).first(count), segments) && segments == kSegmentsAtOnce;
+}
+
+bool UdpEndpoint::send_all(DatagramSocket& socket, const Job& job, std::span<DatagramSocket::Message> messages, std::size_t) {
+  bool waited = false;
+  std::span<const DatagramSocket::Message> left(messages);
+  while (!left.empty()) {
+    std::size_t done = 0;
+    const auto sent = socket.send(left, &job.to, done);
+    left = left.subspan(done);
+    switch (sent) {
+      case DatagramSocket::Sent::kAll: return true;
+      case DatagramSocket::Sent::kBusy: {
+        pollfd entry{socket.fd(), POLLOUT, 0};
+        if (!waited && poll(&entry, 1, kRoomMs) > 0) {
+          waited = true;
+          continue;
+        }
+        for (const auto& message : left) counters_.dropped += message.parts.size() / 2;
+        return false;
+      }
+      case DatagramSocket::Sent::kNoGso:
+        if (!send_pieces(socket, job, left.front())) return false;
+        left = left.subspan(1);
+        continue;
+      case DatagramSocket::Sent::kTooLong:
+        ++counters_.too_long;
+        left = left.subspan(1);
+        continue;
+      case DatagramSocket::Sent::kFailed:
+        ++counters_.failed;
+        return false;
+    }
+  }
+  return true;
+}
+
+// A message whose segmented send failed, piece by piece. If pieces go, it was the segmenting: no more of it on this client's path.
+bool UdpEndpoint::send_pieces(DatagramSocket& socket, const Job& job, const DatagramSocket::Message& message) {
+  for (std::size_t i = 0; i < message.parts.size(); i += 2) {
+    const DatagramSocket::Message piece{message.parts.subspan(i, 2), 0};
+    std::size_t done = 0;
+    const auto sent = socket.send({&piece, 1}, &job.to, done);
+    if (sent == DatagramSocket::Sent::kTooLong) {  // not the segmenting: the size
+      counters_.too_long += (message.parts.size() - i) / 2;
+      return true;
+    }
+    if (sent != DatagramSocket::Sent::kAll) {
+      counters_.dropped += (message.parts.size() - i) / 2;
+      return false;
+    }
+    if (i == 0) {
+      core_->udp->disable_gso(job.question.get.session);
+      ++counters_.gso_disabled;
+    }
+  }
+  return true;
+}
+
+}  // namespace paramwire

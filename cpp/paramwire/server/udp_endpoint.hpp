@@ -1,0 +1,82 @@
+// The server's UDP sockets and their thread ("pw-udp"): GETs in by the batch, segments out straight from the slots they lie in.
+//
+// A slot is held from the look-up until its last segment left, as for tcp; the store's mutex is taken for look-ups and for letting go, never
+// while something is sent. A client that asks for more than the path or the device takes loses it and asks again: nothing is queued here.
+#pragma once
+
+#include "paramwire/base/error.hpp"
+#include "paramwire/net/udp_socket.hpp"
+#include "paramwire/server/udp_responder.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace paramwire {
+
+struct ServerCore;
+
+struct UdpEndpointOptions {
+  bool busy_poll = false;  // spin on the sockets: a whole core, and answers several times sooner
+  int fail_gso = 0;        // for tests: the first segmented send fails with this errno
+};
+
+// Counted by the endpoint's thread, read by any.
+struct UdpCounters {
+  std::atomic<std::uint64_t> segments{0};       // DATA sent
+  std::atomic<std::uint64_t> bytes{0};          // of payload
+  std::atomic<std::uint64_t> dropped{0};        // segments that did not leave: buffer or device full
+  std::atomic<std::uint64_t> too_long{0};       // longer than the path takes
+  std::atomic<std::uint64_t> failed{0};         // other errors of sends
+  std::atomic<std::uint64_t> gso_disabled{0};   // clients to whom segmented sends failed
+  std::atomic<std::uint64_t> socket_drops{0};   // GETs that the kernel dropped at a full receive buffer
+  std::atomic<std::uint64_t> busy_poll_us{0};
+};
+
+class UdpEndpoint {
+ public:
+  // One socket for each of `addresses` (port 0: any). errors: kUnavailable with errno and address.
+  static Result<std::unique_ptr<UdpEndpoint>> open(std::shared_ptr<ServerCore> core, const std::vector<DatagramAddress>& addresses, const UdpEndpointOptions& options);
+  ~UdpEndpoint() { stop(); }
+
+  std::uint16_t port(std::size_t index) const noexcept { return sockets_[index].local().port(); }
+  // errors: kUnavailable when there is no thread.
+  Status start();
+  void stop();
+  // For the child of a fork, where the thread is not.
+  void disown() noexcept;
+  const UdpCounters& counters() const noexcept { return counters_; }
+
+ private:
+  struct Job {
+    UdpResponder::Question question;
+    DatagramAddress to;
+    BlockStore::Held held;
+    bool found = false;
+  };
+  UdpEndpoint(std::shared_ptr<ServerCore> core, const UdpEndpointOptions& options) : core_(std::move(core)), options_(options) {}
+  void run();
+  // One batch. returns: how many datagrams there were.
+  std::size_t serve(DatagramSocket& socket);
+  void look_up(std::size_t jobs);
+  void let_go(std::size_t jobs);
+  void answer(DatagramSocket& socket, Job& job);
+  bool send_segments(DatagramSocket& socket, const Job& job, SegmentWalk& walk);
+  void send_status(DatagramSocket& socket, const DatagramAddress& to, const std::array<std::byte, kStatusBytes>& status);
+  bool send_all(DatagramSocket& socket, const Job& job, std::span<DatagramSocket::Message> messages, std::size_t segments);
+  bool send_pieces(DatagramSocket& socket, const Job& job, const DatagramSocket::Message& message);
+
+  std::shared_ptr<ServerCore> core_;
+  UdpEndpointOptions options_;
+  std::vector<DatagramSocket> sockets_;
+  Fd wake_;
+  std::thread thread_;
+  std::atomic<bool> stop_{false};
+  std::vector<Job> jobs_;
+  std::vector<std::byte> space_;
+  UdpCounters counters_;
+};
+
+}  // namespace paramwire
