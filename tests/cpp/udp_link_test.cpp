@@ -68,7 +68,7 @@ TEST(UdpLink, AFrozenPathIsATimeoutThatSaysWhatWasSeen) {
   ASSERT_FALSE(item.result.ok());
   EXPECT_EQ(item.result.error().code(), Code::kTimeout);
   EXPECT_NE(item.result.error().message().find(rig.tcp_endpoint().to_string()), std::string::npos);
-  EXPECT_GT(link->stats().datagram.timeouts, 0U);
+  EXPECT_EQ(target, Bytes(1000));
 }
 
 TEST(UdpLink, APathThatIsBlockedFromTheStartIsUnavailable) {
@@ -84,17 +84,18 @@ TEST(UdpLink, APathThatIsBlockedFromTheStartIsUnavailable) {
 TEST(UdpLink, AServerWithoutUdpSaysSo) {
   ServerOptions options;
   options.udp = false;
-  Rig rig(options);
+  Rig rig(options);  // as by default: a unix socket and a tcp address
   const auto link = UdpLink::connect(rig.tcp_endpoint(), kClient, rig.server->incarnation(), {}, credit(), in_seconds(10));
   ASSERT_FALSE(link.ok());
   EXPECT_EQ(link.error().code(), Code::kUnavailable);
 }
 
 TEST(UdpLink, ReadsOverIpv6) {
+  TemporaryDirectory directory;
   ServerOptions options;
-  options.listen = {"unix:" + TemporaryDirectory().path() + ".sock", "tcp://[::1]:0"};
-  auto server = Server::open(options);
-  if (!server.ok()) GTEST_SKIP() << server.error().to_string();  // a host without IPv6 on its loopback
+  options.listen = {"tcp://[::1]:0"};
+  if (const auto probe = Server::open(options); !probe.ok()) GTEST_SKIP() << probe.error().to_string();  // no IPv6 on this host's loopback
+  options.listen = {"unix:" + directory.path() + "/s", "tcp://[::1]:0"};
   Rig rig(options);
   const Bytes bytes = random_bytes(300'000, 1);
   rig.publish({{"w", bytes}});

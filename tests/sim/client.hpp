@@ -145,6 +145,7 @@ class SimClient final : public Endpoint {
   std::unique_ptr<ReliableReader> reader_;    // of this connection
   Incarnation reader_incarnation_;
   std::optional<UdpKeyMessage> session_;      // just told
+  bool introducing_ = false;
   Micros timer_at_ = kNever;
 };
 

@@ -21,6 +21,7 @@ std::array<std::byte, 18> address_bytes(std::uint32_t address) {
 }
 
 DatagramNet::DatagramNet(World& world) : world_(world) {
+  if (!world_.profile().datagrams) return;
   Random& random = world_.random();
   loss_ = random.chance(40) ? static_cast<std::uint32_t>(random.below(25)) : 0;
   repeat_ = random.chance(40) ? static_cast<std::uint32_t>(random.below(10)) : 0;

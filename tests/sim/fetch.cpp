@@ -185,7 +185,10 @@ void SimClient::opened_session(const UdpKeyMessage& session) {
   reader_ = std::make_unique<ReliableReader>(std::move(options), credit_);
   reader_incarnation_ = fetch_->held.incarnation;
   timer_at_ = kNever;
-  begin_datagrams();
+  introducing_ = true;
+  await_ = Await::kDatagrams;
+  reader_->introduce(world_.now());
+  pump_datagrams();
 }
 
 void SimClient::begin_datagrams() {
@@ -202,6 +205,10 @@ void SimClient::pump_datagrams() {
     const auto begin = out.bytes.begin() + static_cast<std::ptrdiff_t>(at);
     world_.datagrams().to_server(address(), Bytes(begin, begin + size));
     at += size;
+  }
+  if (introducing_ && reader_->introduced()) {
+    introducing_ = false;
+    return begin_datagrams();
   }
   if (reader_->done()) {
     await_ = Await::kNothing;

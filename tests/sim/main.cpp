@@ -30,7 +30,7 @@ constexpr Mutation kMutations[] = {
     {"lease", "full", ""},
     {"quarantine", "full", ""},
     {"publish_fence", "blind clock", "the version clock compares the base too"},
-    {"drain_first", "full", ""},
+    {"drain_first", "no datagrams", "clients that wait for datagrams hold fewer leases when a server freezes: thousands of seeds would be needed"},
     {"datagram_mac", "full", ""},
     {"replay", "full", ""},
     {"token", "full", ""},
@@ -44,6 +44,10 @@ Profile profile_named(std::string_view name) {
   Profile profile;
   profile.name = name;
   if (name == "full") return profile;
+  if (name == "no datagrams") {
+    profile.datagrams = false;
+    return profile;
+  }
   profile.corruption = false;  // the other profiles show what carries where bits do not flip
   if (name == "blind clock") {
     profile.blind_clock = true;
@@ -67,7 +71,7 @@ Profile profile_named(std::string_view name) {
 // One seed in so many is run again, and must do exactly the same.
 constexpr std::uint64_t kTwiceEvery = 128;
 
-bool known_profile(std::string_view name) { return name == "full" || name == "no crc" || name == "seq alone" || name == "blind clock" || name == "flipped headers" || name == "blind greeting"; }
+bool known_profile(std::string_view name) { return name == "full" || name == "no crc" || name == "seq alone" || name == "blind clock" || name == "no datagrams" || name == "flipped headers" || name == "blind greeting"; }
 
 bool take_out(Profile& profile, std::string_view check) {
   if (check == "crc") profile.readers.crc = true;
@@ -191,7 +195,7 @@ int main(int argc, char** argv) {
     else if (argument == "--mutations") mutations = true;
     else return std::printf("usage: sim_test [--seeds=N] [--first=S] | --seed=S [--trace] [--profile=NAME] [--without=CHECK] | --mutations [--seeds=N]\n"), 2;
   }
-  if (!known_profile(profile_name)) return std::printf("profiles: full, no crc, seq alone, blind clock, flipped headers, blind greeting\n"), 2;
+  if (!known_profile(profile_name)) return std::printf("profiles: full, no datagrams, no crc, seq alone, blind clock, flipped headers, blind greeting\n"), 2;
   Profile profile = profile_named(profile_name);
   if (!without.empty() && !take_out(profile, without)) return std::printf("checks: crc, seq, version, epoch, lease, quarantine, publish_fence, drain_first, datagram_mac, replay, token, bitmap, status_mac, header_crc, incarnation\n"), 2;
   if (mutations) return run_mutations(seeds);

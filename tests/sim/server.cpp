@@ -29,8 +29,8 @@ SimServer::SimServer(World& world, std::uint32_t epoch)
   HandlerOptions handler;
   handler.waits_max = 3;
   handler.random = [this] { return Result<std::uint64_t>(world_.random().next()); };
-  auto responder = UdpResponder::create(incarnation_, handler.random, world.profile().server_datagrams);
-  responder_ = std::move(*responder);  // its random numbers are the world's: they never run out
+  auto responder = UdpResponder::create(incarnation_, [random = std::make_shared<Random>(incarnation_.low)] { return Result<std::uint64_t>(random->next()); }, world.profile().server_datagrams);
+  responder_ = std::move(*responder);  // its random numbers never run out
   handler.datagrams = responder_.get();
   handlers_ = std::make_unique<Handlers>(*store_, tier_, static_cast<Coordinator&>(*this), nullptr, handler);
 }
