@@ -54,6 +54,7 @@ Profile profile_named(std::string_view name) {
     return profile;
   }
   profile.readers.crc = true;
+  profile.datagrams = name == "flipped headers" || name == "blind greeting";
   if (name == "flipped headers" || name == "blind greeting") {
     profile.streams = profile.one_sided = profile.lying_proxy = profile.rebased = false;
     profile.flipped_headers = name == "flipped headers";

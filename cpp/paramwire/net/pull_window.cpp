@@ -85,12 +85,11 @@ void PullWindow::on_loss(Micros now, std::uint64_t lost) noexcept {
   window_ = std::max(least_, window_ / 10 * 7);
 }
 
-void PullWindow::on_silence(std::uint32_t repeated, std::uint64_t outstanding) noexcept {
-  doubling_ = false;
-  // The first silence with little under way is a lost tail; the same with much, or again, is a path that is full, or a server that is not there.
-  if (repeated == 0 && outstanding <= window_ / 4) return;
-  window_ = std::max(least_, repeated == 0 ? window_ / 2 : least_);
-  doubling_ = repeated > 0;  // up again by doubling, as after RFC 5681's timeout
+void PullWindow::on_silence(std::uint32_t repeated) noexcept {
+  // The first silence may be a lost tail, or a scheduler; a second one is a path that is full, or a server that is not there.
+  if (repeated == 0) return;
+  window_ = least_;
+  doubling_ = true;  // up again by doubling, as after RFC 5681's timeout
 }
 
 }  // namespace paramwire

@@ -62,7 +62,7 @@ class PullWindow {
   // Of about `asked` bytes since the last call, `lost` did not come.
   void on_loss(Micros now, std::uint64_t lost) noexcept;
   // Nothing came for a whole timeout; `repeated` times before this one.
-  void on_silence(std::uint32_t repeated, std::uint64_t outstanding) noexcept;
+  void on_silence(std::uint32_t repeated) noexcept;
 
   // 256 KiB fit the smallest default buffer (212,992 doubled) of a host that was never tuned.
   static constexpr std::uint64_t kFirstWindow = 256 * 1024;

@@ -23,7 +23,9 @@ constexpr Micros kReorderMin = 100;
 constexpr Micros kReorderMax = 20'000;
 // Silences in a row at a size before it is doubted: at one that never carried anything, and at one that did.
 constexpr std::uint32_t kSilencesNew = 2;
-constexpr std::uint32_t kSilencesProven = 4;
+constexpr std::uint32_t kSilencesProven = 6;
+// After a step down the route's own size is tried again with the first batch after this: a path heals, and a silence may have been a server's.
+constexpr Micros kSizeAgain = kMicrosPerSecond;
 constexpr std::uint32_t kBackoffMax = 7;  // doublings of the timeout
 constexpr Micros kProbeFirst = 20'000;    // an introduction is repeated after this, then twice as long, ...
 constexpr Micros kProbeMost = 500'000;
@@ -133,6 +135,7 @@ void ReliableReader::begin(std::span<BlockRead> batch, Micros now) {
   silences_ = 0;
   next_timer_ = now;
   for (BlockRead& item : batch) item.result = Error(Code::kInternal, "not reached");
+  if (segment_size_ != options_.segment_size && now >= stepped_ + kSizeAgain) set_segment_size(options_.segment_size);
 }
 
 void ReliableReader::open_stream(Stream& stream, Item& item, BlockPart part, ByteRange need) {
@@ -404,16 +407,24 @@ void ReliableReader::check_timers(Micros now) {
   for (const Ask& ask : asks_) {
     if (ask.outstanding > 0) largest = std::max(largest, ask.cost);
   }
-  window_.on_silence(silences_, in_flight_);
-  lose_everything(now);
+  window_.on_silence(silences_);
+  if (silences_ == 0) {
+    // A look first: what was asked for longest. If it was only us, or the server, that stood still, the rest comes by itself; if all is
+    // lost, the answer overtakes it.
+    lose(asks_.front(), now);
+    pop_settled();
+  } else {
+    lose_everything(now);
+  }
   ++silences_;
   last_arrival_ = now;
+  if (silences_ < 2) return;  // a cut needs that nothing is under way
   const std::uint32_t patience = size_confirmed_ ? kSilencesProven : kSilencesNew;
-  if (silences_ % patience == 0 && largest > datagram_cost(kDataHeaderBytes + options_.segment_floor)) step_size();
+  if (silences_ % patience == 0 && largest > datagram_cost(kDataHeaderBytes + options_.segment_floor)) step_size(now);
 }
 
 // The path may carry less than it seemed. Past the smallest size: from the largest again, since then it was not the size.
-void ReliableReader::step_size() {
+void ReliableReader::step_size(Micros now) {
   std::uint32_t next = options_.segment_size;
   for (const std::uint32_t size : kSizes) {
     if (size < segment_size_ && size >= options_.segment_floor) {
@@ -423,6 +434,7 @@ void ReliableReader::step_size() {
   }
   if (next == segment_size_) return;
   ++stats_.size_steps;
+  stepped_ = now;
   segment_size_ = next;
   size_confirmed_ = false;
   window_.set_datagram(datagram_cost(kDataHeaderBytes + next));

@@ -144,7 +144,7 @@ class ReliableReader {
   void check_timers(Micros now);
   void lose(Ask& ask, Micros now);
   void lose_everything(Micros now);
-  void step_size();
+  void step_size(Micros now);
   void recut(Stream& stream, std::uint32_t segment_size);
   void on_data(Micros now, std::span<const std::byte> datagram);
   void on_status(Micros now, std::span<const std::byte> datagram);
@@ -162,6 +162,7 @@ class ReliableReader {
   InboundCredit& credit_;
   PullWindow window_;
   std::uint32_t segment_size_;
+  Micros stepped_ = 0;               // when the size was last lowered
   bool size_confirmed_ = false;      // a segment of this size came
   SipTag token_;
   std::uint64_t sequence_ = 0;
