@@ -77,8 +77,8 @@ void PullWindow::on_loss(Micros now, std::uint64_t lost) noexcept {
     lost_round_ = 0;
   }
   lost_round_ += lost;
-  // More than a quarter of a window lost within a round trip is a queue that overflowed.
-  if (lost_round_ <= window_ / 4 || now - cut_at_ < smoothed_) return;
+  // More than half of a window lost within a round trip is a queue that overflowed; a fifth may be a bad path, which slowing down does not mend.
+  if (lost_round_ <= window_ / 2 || now - cut_at_ < smoothed_) return;
   cut_at_ = now;
   lost_round_ = 0;
   doubling_ = false;

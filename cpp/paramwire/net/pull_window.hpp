@@ -48,14 +48,14 @@ class InboundCredit {
 // Retransmission timer: RFC 6298. One thread.
 class PullWindow {
  public:
-  // `datagram`: one's cost; the window never falls below it, nor below kLeastWindow.
+  // `datagram`: one's cost; the window never falls below four (a lost one is then overtaken, and need not be waited for), nor kLeastWindow.
   PullWindow(std::uint64_t datagram, std::uint64_t most) : most_(most), window_(kFirstWindow < most ? kFirstWindow : most) { set_datagram(datagram); }
 
   std::uint64_t bytes() const noexcept { return window_; }
   Micros rto() const noexcept;
   Micros rtt() const noexcept { return smoothed_; }
   Micros least_rtt() const noexcept { return base_ == kNever ? 0 : base_; }
-  void set_datagram(std::uint64_t cost) noexcept { least_ = cost > kLeastWindow ? cost : kLeastWindow; }
+  void set_datagram(std::uint64_t cost) noexcept { least_ = 4 * cost > kLeastWindow ? 4 * cost : kLeastWindow; }
 
   // A GET sent at `sent` got its first DATA now. `limited`: the window was what held more back.
   void on_answer(Micros now, Micros sent, bool limited) noexcept;
