@@ -219,7 +219,7 @@ SUITES = (
     Suite("sim", 3, lambda run: run.ctest("dev", "sim"), "simulated clusters from seeds", ("build",), "tests/sim"),
     Suite("install", 1, lambda run: run.ctest("dev", "install"), "an example outside the tree", ("build",)),
     Suite("package", 2, lambda run: run.check(*setup("install")), "paramwire built by pip into .venv"),
-    Suite("python", 3, lambda run: run.pytest("tests/python"), "Python tests", ("package",)),
+    Suite("python", 5, lambda run: run.pytest("tests/python"), "Python tests", ("package",)),
     Suite("fuzz", 2, fuzz(2), "what a fuzzer makes, for every decoder and machine", exists="tests/fuzz"),
     Suite("wheel", 1, wheel, "the self-contained wheel in a clean virtual environment", ("package",)),
     # Two more builds of the whole tree, 8 minutes each on two cores with a cold compiler cache: not for every change.

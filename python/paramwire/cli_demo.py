@@ -78,7 +78,7 @@ class Demo:
 
     def __init__(self, options: argparse.Namespace, address: str, tcp: str) -> None:
         self.options = options
-        self.addresses = {"shm": address, "tcp": tcp}
+        self.addresses = {"shm": address, "udp": tcp, "tcp": tcp}
         # The same for every run, so that remote and local differ in nothing else; one core is left to what arrives.
         self.threads = options.threads or max(1, len(os.sched_getaffinity(0)) - 1)
         self.out = console()
@@ -206,7 +206,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def steps(run: Demo, client: paramwire.Client) -> None:
-    """Local, shm, tcp with a publish in the middle, and the new version."""
+    """Local, shm, udp, tcp with a publish in the middle, and the new version."""
     tokens = run.options.tokens
     with notes().status("the same computation with all weights in its own memory"):
         local = run.compute("shm", "--source", "copy", budget="0")
@@ -216,6 +216,10 @@ def steps(run: Demo, client: paramwire.Client) -> None:
     ratio = shm["tokens_per_s"] / local["tokens_per_s"] if local["tokens_per_s"] else 0.0
     rows = [("  all local", f"{local['tokens_per_s']:.1f}: remote over local is {ratio:.2f}")]
     run.report("shm", shm, rows, {"local_tokens_per_s": local["tokens_per_s"], "local_ratio": ratio})
+
+    run.title("the same over udp")
+    udp = run.compute("udp", shown=True)
+    run.report("udp", udp, [], {})
 
     run.title("the same over tcp, while a new version is published")
     published: list[paramwire.Version] = []
@@ -227,7 +231,7 @@ def steps(run: Demo, client: paramwire.Client) -> None:
     tcp = run.compute("tcp", shown=True, at_token=publish_once)
     if not published:
         published.append(change_one_layer(client))
-        run.wrong.append("the second run was over before the new version could be published: give more --tokens")
+        run.wrong.append("the run over tcp was over before the new version could be published: give more --tokens")
     link = link_gb_per_s()
     bound = link * 1e9 / tcp["bytes_per_token"] if tcp["bytes_per_token"] else 0.0
     reached = tcp["tokens_per_s"] / bound if bound else 0.0
@@ -243,19 +247,20 @@ def steps(run: Demo, client: paramwire.Client) -> None:
         run.out.print(
             facts("", [("version", f"{later['version']}; the run before stayed on {tcp['version']} to its end")])
         )
-    check(run, local, shm, tcp, later, published[0])
+    check(run, local, shm, udp, tcp, later, published[0])
 
 
 def check(
     run: Demo,
     local: dict[str, Any],
     shm: dict[str, Any],
+    udp: dict[str, Any],
     tcp: dict[str, Any],
     later: dict[str, Any],
     new: paramwire.Version,
 ) -> None:
     """What must hold whatever the machine's speed is."""
-    if not local["ids"] == shm["ids"] == tcp["ids"]:
+    if not local["ids"] == shm["ids"] == udp["ids"] == tcp["ids"]:
         run.wrong.append("the runs on one version did not make the same tokens")
     if tcp["version"] != shm["version"]:
         run.wrong.append(f"the run over tcp read version {tcp['version']}, not {shm['version']}")

@@ -144,7 +144,7 @@ def test_a_flipped_bit_in_the_store_is_never_handed_out(server_process, transpor
     server_process.publish(TENSOR)
     with pw.connect(server_process.address, transport=transport, timeout=10.0) as client, client.snapshot() as snapshot:
         if how == "view" and transport != "shm":
-            pytest.skip("tcp has no views")
+            pytest.skip(f"{transport} has no views")
         flip_byte(server_process.pid, VALUES.tobytes()[:4096])
         read = {
             "fetch": lambda: snapshot.fetch("w"),
