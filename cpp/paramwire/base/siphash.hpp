@@ -1,8 +1,8 @@
 // SipHash-2-4 with 128 bits of output: the MAC of datagrams.
 //
 // Source: J.-P. Aumasson and D. J. Bernstein, "SipHash: a fast short-input PRF" (2012), and the 128-bit variant of the reference
-// repository (github.com/veorq/SipHash); checked against its published vectors. A body of our own, since OpenSSL's EVP_MAC costs about
-// 450 ns for a GET's 97 bytes where this takes about 60, and a datagram of 64 bytes should not be mostly its MAC.
+// repository (github.com/veorq/SipHash); checked against its published vectors and OpenSSL's. A body of our own: it takes about 110 ns
+// for a GET's 97 bytes, OpenSSL's EVP_MAC about 160 with a context kept, and unlike that it can't fail.
 // Any thread.
 #pragma once
 
