@@ -83,7 +83,7 @@ void run(std::span<const std::byte> input) {
   std::uint64_t drawn = 0;
   const auto random = [&drawn] { return ++drawn * 0x9e3779b97f4a7c15U; };
   const auto responder = *UdpResponder::create(kIncarnation, [&] { return Result<std::uint64_t>(random()); });
-  const auto session = *responder->open(7411, nullptr);
+  const auto session = *responder->open(7411, std::nullopt);
   ReliableOptions options;
   options.session = session.session;
   options.key = session.key;

@@ -56,7 +56,7 @@ class DatagramRig {
   explicit DatagramRig(std::uint32_t segment_size = 1024, std::uint64_t credit_bytes = 1 << 20, const OmittedResponderChecks& omitted = {})
       : random(7), credit(std::make_shared<InboundCredit>(credit_bytes)) {
     responder = must(UdpResponder::create(kIncarnation, [this] { return Result<std::uint64_t>(random.next()); }, omitted));
-    session = must(responder->open(7411, nullptr));
+    session = must(responder->open(7411, std::nullopt));
     options.session = session.session;
     options.key = session.key;
     options.incarnation = kIncarnation;

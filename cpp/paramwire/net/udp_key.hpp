@@ -4,7 +4,6 @@
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/siphash.hpp"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -14,12 +13,11 @@ namespace paramwire {
 
 inline constexpr std::string_view kUdpKeyLabel = "EXPORTER-paramwire-udp";
 
-// `connection`: a Socket, or a Session of the server. nullopt: it has no TLS. Source: RFC 8446, 7.5.
+// `connection`: a Socket, or a Session of the server. nullopt: it has no TLS. No context: the session's number is under every MAC, so
+// what was sent for one session of a connection says nothing to another. Source: RFC 8446, 7.5.
 template <typename Connection>
-std::optional<SipKey> exported_udp_key(const Connection& connection, std::uint64_t session) {
-  std::array<std::byte, 8> context{};
-  store_le(context.data(), session);
-  const auto exported = connection.export_key(kUdpKeyLabel, context);
+std::optional<SipKey> exported_udp_key(const Connection& connection) {
+  const auto exported = connection.export_key(kUdpKeyLabel, {});
   if (!exported) return std::nullopt;
   return SipKey{load_le<std::uint64_t>(exported->data()), load_le<std::uint64_t>(exported->data() + 8)};
 }

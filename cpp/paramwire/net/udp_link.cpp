@@ -60,7 +60,7 @@ Result<std::unique_ptr<Link>> UdpLink::connect(const Endpoint& endpoint, const C
   }
   PARAMWIRE_TRY(answer, ControlLink::ask(greeted.socket, encode_empty(FrameType::kUdpOpen, 1), 1, FrameType::kUdpKey, deadline));
   PARAMWIRE_TRY(opened, UdpKeyMessage::decode(answer.meta));
-  if (const auto exported = exported_udp_key(greeted.socket, opened.session)) {
+  if (const auto exported = exported_udp_key(greeted.socket)) {
     if (opened.key != SipKey{}) return Error(Code::kCorrupt, cat(endpoint, " sent a UDP key over TLS, where both sides export one: not the protocol"));
     opened.key = *exported;
   }

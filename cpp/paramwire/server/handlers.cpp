@@ -301,7 +301,7 @@ Status Handlers::on_udp_open(Session& session, std::uint64_t request) {
     return Error(Code::kUnavailable, cat("this server has no UDP port ", session.local_ ? "on 127.0.0.1, where clients of its unix socket look for one" : "at this address",
                                          ": have it listen on tcp://127.0.0.1:0 too, or reach it at an address that has one"));
   }
-  PARAMWIRE_TRY(opened, options_.datagrams->open(session.udp_port_, [&](std::uint64_t number) { return exported_udp_key(session, number); }));
+  PARAMWIRE_TRY(opened, options_.datagrams->open(session.udp_port_, exported_udp_key(session)));
   if (session.udp_session_ != 0) options_.datagrams->close(session.udp_session_);
   session.udp_session_ = opened.session;
   reply(session, opened.encode(request));

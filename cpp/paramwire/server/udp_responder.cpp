@@ -14,7 +14,7 @@ Result<std::unique_ptr<UdpResponder>> UdpResponder::create(const Incarnation& in
   return std::unique_ptr<UdpResponder>(new UdpResponder(incarnation, SipKey{k0, k1}, std::move(random), omitted));
 }
 
-Result<UdpKeyMessage> UdpResponder::open(std::uint16_t port, const Derive& derive) {
+Result<UdpKeyMessage> UdpResponder::open(std::uint16_t port, const std::optional<SipKey>& exported) {
   UdpKeyMessage out;
   out.port = port;
   out.segment_max = static_cast<std::uint16_t>(kSegmentBytesMax);
@@ -24,8 +24,8 @@ Result<UdpKeyMessage> UdpResponder::open(std::uint16_t port, const Derive& deriv
     out.session = number;
   } while (out.session == 0 || sessions_.count(out.session) > 0);
   Session session;
-  if (const auto derived = derive ? derive(out.session) : std::nullopt) {
-    session.key = *derived;
+  if (exported) {
+    session.key = *exported;
   } else {
     PARAMWIRE_TRY(k0, random_());
     PARAMWIRE_TRY(k1, random_());

@@ -53,10 +53,9 @@ struct ResponderStats {
 class DatagramDoor {
  public:
   virtual ~DatagramDoor() = default;
-  // The key of a session number that both sides have from their TLS connection; it is then not sent. nullopt: draw one.
-  using Derive = std::function<std::optional<SipKey>(std::uint64_t session)>;
-  // A new session. errors: kUnavailable when there is no randomness.
-  virtual Result<UdpKeyMessage> open(std::uint16_t port, const Derive& derive) = 0;
+  // A new session. `exported`: the key when both sides have it from their TLS connection; it is then not sent.
+  // errors: kUnavailable when there is no randomness.
+  virtual Result<UdpKeyMessage> open(std::uint16_t port, const std::optional<SipKey>& exported) = 0;
   virtual void close(std::uint64_t session) noexcept = 0;
 };
 
@@ -66,7 +65,7 @@ class UdpResponder final : public DatagramDoor {
   static Result<std::unique_ptr<UdpResponder>> create(const Incarnation& incarnation, std::function<Result<std::uint64_t>()> random,
                                                       const OmittedResponderChecks& omitted = {});
 
-  Result<UdpKeyMessage> open(std::uint16_t port, const Derive& derive) override;
+  Result<UdpKeyMessage> open(std::uint16_t port, const std::optional<SipKey>& exported) override;
   void close(std::uint64_t session) noexcept override;
 
   enum class Verdict : std::uint8_t { kSilence, kStatus, kLookup };
