@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import paramwire
 from paramwire.cli_common import CliError, bytes_progress, console, facts, in_bytes, json_line, key_file
 from paramwire.cli_model import open_model, publish_model
-from paramwire.metrics_server import MetricsServer
+
+if TYPE_CHECKING:
+    from paramwire.metrics_server import MetricsServer
 
 # How long readers get to take what is queued for them when the server stops, in seconds.
 DRAIN_SECONDS = 5.0
@@ -95,6 +97,8 @@ def open_metrics(server: paramwire.Server, where: str | None) -> MetricsServer |
     """The endpoint of --metrics, if there is to be one."""
     if where is None:
         return None
+    from paramwire.metrics_server import MetricsServer  # an HTTP server is not for every start
+
     host, _, port = where.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise CliError(f"--metrics {where}: [HOST:]PORT is needed, for example 127.0.0.1:9464")

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+import urllib.request
 
 import numpy as np
 import paramwire
@@ -221,3 +222,31 @@ def test_a_signal_during_fetches_drains_and_ends_with_status_0(cli, tiny_gguf):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_serve_answers_prometheus_and_writes_its_trace_at_the_end(cli, tiny_gguf, tmp_path):
+    trace = tmp_path / "serve.json"
+    with cli.serving(tiny_gguf.path, "--metrics", "0", "--trace", str(trace)) as facts:
+        cli.run("get", facts["address"], "output_norm.weight")
+        with urllib.request.urlopen(facts["metrics"], timeout=10) as answer:
+            text = answer.read().decode()
+    assert "paramwire_server_publishes_total 1\n" in text
+    assert 'paramwire_server_request_seconds_bucket{le="+Inf"}' in text
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"finish", "request", "turn"} <= names
+
+
+def test_serve_refuses_a_metrics_address_that_can_not_be_meant(cli, tiny_gguf):
+    for where in ("here", "127.0.0.1:70000", "203.0.113.1:0"):
+        done = cli.run("serve", tiny_gguf.path, "--metrics", where, status=1)
+        assert f"--metrics {where}" in done.stderr
+
+
+def test_generate_writes_the_trace_of_its_steps(cli, tiny_gguf, tmp_path):
+    trace = tmp_path / "steps.json"
+    with cli.serving(tiny_gguf.path) as facts:
+        few = ("--prompt", "the thing", "--tokens", "3", "--ignore-end")
+        cli.run("generate", facts["address"], *few, "--trace", str(trace))
+    names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
+    assert names.count("step") == 3
+    assert {"piece", "compute", "snapshot"} <= set(names)
