@@ -18,17 +18,6 @@ TENSOR = {"w": ("f4", (1000, 16))}
 VALUES = np.arange(16_000, dtype=np.float32).reshape(1000, 16)
 
 
-def until(true, seconds=20.0):
-    """Asks again and again, with a bound; the event it waits for has no handle to wait on."""
-    end = time.monotonic() + seconds
-    pause = threading.Event()
-    while not true():
-        if time.monotonic() > end:
-            return False
-        pause.wait(0.02)
-    return True
-
-
 def test_a_killed_server_is_unreachable(server_process, transport):
     server_process.publish(TENSOR)
     with pw.connect(server_process.address, transport=transport, timeout=5.0) as client:
@@ -167,7 +156,7 @@ sys.stdin.read()
 """
 
 
-def test_views_of_a_killed_client_are_given_back(tmp_path):
+def test_views_of_a_killed_client_are_given_back(tmp_path, until):
     with pw.Server(unix_directory=str(tmp_path / "s"), retained=1) as server:
         with server.publish() as p:
             p.put("w", VALUES)
