@@ -8,19 +8,18 @@
 namespace paramwire::bindings {
 
 PyClient::PyClient(const std::string& address, const ClientOptions& options) : core_(std::make_shared<ClientCore>()) {
-  core_->client = take(interruptible([address, options] { return Client::connect(address, options); }));
-  core_->shm = core_->client->stats().transport == "shm";
+  core_->client = take(answering_signals([&] { return Client::connect(address, options); }));
 }
 
 PyClient::~PyClient() {
   without_gil([this] { core_.reset(); });
 }
 
-std::string PyClient::transport() const { return core_->client->stats().transport; }
+std::string PyClient::transport() const { return core_stats().transport; }
 
 py::list PyClient::rejected() const {
   py::list out;
-  for (const auto& [name, reason] : core_->client->stats().rejected) out.append(py::make_tuple(name, reason));
+  for (const auto& [name, reason] : core_stats().rejected) out.append(py::make_tuple(name, reason));
   return out;
 }
 
@@ -30,7 +29,7 @@ std::unique_ptr<PySnapshot> PyClient::snapshot(py::handle version, bool lease, d
   options.lease = lease;
   options.wait = micros_required(wait, "wait");
   options.timeout = micros(timeout, "timeout");
-  auto snapshot = take(interruptible([core = core_, options] { return core->client->snapshot(options); }));
+  auto snapshot = take(answering_signals([&] { return core_->client->snapshot(options); }));
   return std::make_unique<PySnapshot>(core_, std::move(snapshot), std::move(self));
 }
 
@@ -78,7 +77,7 @@ std::unique_ptr<PyPublish> PyClient::publish(py::handle base, py::handle timeout
 }
 
 py::dict PyClient::stats() const {
-  const ClientStats stats = without_gil([this] { return core_->client->stats(); });
+  const ClientStats stats = core_stats();
   const std::pair<const char*, std::uint64_t> counts[] = {
       {"reads", stats.link.reads},
       {"bytes", stats.link.bytes},
@@ -131,7 +130,7 @@ py::dict PyClient::durations() const { return durations_dict(core_->client->dura
 py::dict PyClient::server_stats(py::handle timeout) {
   const CallOptions options{micros(timeout, "timeout")};
   py::dict out;
-  for (const auto& [name, count] : take(interruptible([core = core_, options] { return core->client->server_stats(options); }))) out[text(name)] = count;
+  for (const auto& [name, count] : take(answering_signals([&] { return core_->client->server_stats(options); }))) out[text(name)] = count;
   return out;
 }
 

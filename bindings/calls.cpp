@@ -118,6 +118,11 @@ std::vector<std::pair<std::function<bool()>, PyObject*>>* kept = nullptr;
 
 bool in_main_thread() noexcept { return ::gettid() == ::getpid(); }
 
+bool signal_raised() {
+  const GilTaken taken;
+  return PyErr_CheckSignals() != 0;
+}
+
 std::shared_ptr<Job> start_job(std::function<void()> work) {
   drop_finished();
   if (workers == nullptr || workers->pid() != ::getpid()) workers = new Workers();

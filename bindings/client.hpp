@@ -22,8 +22,6 @@ namespace paramwire::bindings {
 // What a client's calls share.
 struct ClientCore {
   std::shared_ptr<Client> client;
-  bool shm = false;                    // reads are loads from mapped memory
-  std::atomic<bool> reads_ready{false};  // a read went through: the next one has its link
   std::atomic<bool> views_ready{false};
   Counters counters;
   std::mutex closing;
@@ -123,7 +121,7 @@ class PyClient {
 
   std::string transport() const;
   py::list rejected() const;
-  py::object newest() const { return version_object(core_->client->stats().newest); }
+  py::object newest() const { return version_object(core_stats().newest); }
   std::string incarnation() const { return core_->client->incarnation().to_string(); }
   std::string address() const { return core_->client->address(); }
   std::unique_ptr<PySnapshot> snapshot(py::handle version, bool lease, double wait, py::handle timeout, py::object self);
@@ -136,6 +134,8 @@ class PyClient {
   void close();
 
  private:
+  ClientStats core_stats() const { return without_gil([this] { return core_->client->stats(); }); }
+
   std::shared_ptr<ClientCore> core_;
 };
 

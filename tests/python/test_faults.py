@@ -215,11 +215,18 @@ def interrupt_soon(seconds: float) -> list[float]:
     return sent
 
 
-@pytest.mark.parametrize("call", ["fetch", "fetch_many", "ticket", "snapshot", "connect", "publish", "server_stats"])
-def test_control_c_ends_the_waiting(server_process, call):
+@pytest.mark.parametrize(
+    ("call", "transport", "busy_poll"),
+    [
+        *[(c, "tcp", False) for c in ("fetch", "fetch_many", "ticket", "snapshot", "connect", "publish", "server_stats")],
+        ("fetch", "udp", False),
+        ("fetch", "udp", True),
+    ],
+)
+def test_control_c_ends_the_waiting(server_process, call, transport, busy_poll):
     """Each call waits for a frozen server, for up to 60 s. 200 ms are promised; a loaded machine gets a second."""
     server_process.publish(TENSOR)
-    client = pw.connect(server_process.address, transport="tcp", timeout=60.0)
+    client = pw.connect(server_process.address, transport=transport, timeout=60.0, busy_poll=busy_poll)
     snapshot = client.snapshot(lease=False)
     snapshot["w"]
     server_process.freeze()

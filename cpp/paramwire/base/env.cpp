@@ -59,10 +59,15 @@ std::uint64_t Random::below(std::uint64_t bound) {
 
 Result<std::uint64_t> system_random() {
   std::uint64_t value = 0;
-  if (getrandom(&value, sizeof value, 0) != static_cast<ssize_t>(sizeof value)) {
+  PARAMWIRE_CHECK(system_random_fill({&value, 1}));
+  return value;
+}
+
+Status system_random_fill(std::span<std::uint64_t> values) {
+  if (getrandom(values.data(), values.size_bytes(), 0) != static_cast<ssize_t>(values.size_bytes())) {
     return errno_error(Code::kUnavailable, "getrandom", errno);
   }
-  return value;
+  return {};
 }
 
 }  // namespace paramwire

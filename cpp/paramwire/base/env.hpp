@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 namespace paramwire {
 
@@ -57,5 +58,7 @@ class Random {
 // 64 bits from getrandom(2), for incarnations, client ids and publish ids. Any thread.
 // errors: kUnavailable when the kernel gives none.
 Result<std::uint64_t> system_random();
+// The same for each of `values` (32 at most: what one call always gives whole), at the price of one.
+Status system_random_fill(std::span<std::uint64_t> values);
 
 }  // namespace paramwire

@@ -1,5 +1,6 @@
 #include "paramwire/base/socket.hpp"
 
+#include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/text.hpp"
 
 #include <algorithm>
@@ -135,15 +136,16 @@ Status Socket::wait(short events, Micros deadline) const {
     if (filter_->input_needs_room()) events = static_cast<short>(events | POLLOUT);
   }
   for (;;) {
-    const Micros left = deadline == kNever ? kNever : deadline - steady_clock().now();
+    const Micros left = wait_slice(deadline == kNever ? kNever : deadline - steady_clock().now());
     if (left <= 0) return Error(Code::kTimeout, cat(peer_, ": the deadline passed while waiting for it to ", (events & POLLIN) != 0 ? "answer" : "take bytes"));
     timespec timeout{};
     timeout.tv_sec = static_cast<time_t>(left / kMicrosPerSecond);
     timeout.tv_nsec = static_cast<long>(left % kMicrosPerSecond * 1000);
     pollfd entry{fd_.get(), events, 0};
-    const int n = ppoll(&entry, 1, deadline == kNever ? nullptr : &timeout, nullptr);
+    const int n = ppoll(&entry, 1, left == kNever ? nullptr : &timeout, nullptr);
     if (n > 0) return {};
     if (n < 0 && errno != EINTR) return lost("poll", errno);
+    if (wait_interrupted()) return Error(Code::kTimeout, cat(peer_, ": the wait for it was interrupted"));
   }
 }
 

@@ -1,4 +1,5 @@
 // How sockets come to be: names resolved, connections made, listeners bound.
+#include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/socket.hpp"
 #include "paramwire/base/text.hpp"
 
@@ -89,10 +90,8 @@ Result<std::vector<Address>> resolve(const Endpoint& endpoint, Micros deadline) 
       return Error(Code::kUnavailable, cat("no thread to look up ", endpoint, ": ", std::string_view(refused.what())));
     }
     std::unique_lock lock(lookup->mutex);
-    while (!lookup->finished) {
-      const Micros left = deadline - steady_clock().now();
-      if (left <= 0) return Error(Code::kTimeout, cat(endpoint, ": the deadline passed while looking up the name"));
-      lookup->done.wait_for(lock, std::chrono::microseconds(std::min<Micros>(left, kMicrosPerSecond)));
+    if (!wait_on(lookup->done, lock, deadline, [&] { return lookup->finished; })) {
+      return Error(Code::kTimeout, cat(endpoint, ": the deadline passed while looking up the name"));
     }
   }
   const std::lock_guard lock(lookup->mutex);
@@ -130,7 +129,7 @@ Result<Socket> connect_address(const Address& address, const std::string& peer, 
     if (::connect(out.fd(), address.get(), address.size) == 0) return out;
     if (errno == EINTR) continue;  // non-blocking: nothing is under way yet, or EALREADY follows
     if (errno == EAGAIN) {         // unix(7): the listener's backlog is full; there is nothing to poll for
-      if (steady_clock().now() >= deadline) return Error(Code::kTimeout, cat(peer, ": its queue of connections stayed full until the deadline"));
+      if (steady_clock().now() >= deadline || wait_interrupted()) return Error(Code::kTimeout, cat(peer, ": its queue of connections stayed full until the deadline"));
       timespec pause{0, 1'000'000};
       ppoll(nullptr, 0, &pause, nullptr);
       continue;

@@ -1,6 +1,7 @@
 #include "paramwire/client/client_impl.hpp"
 
 #include "paramwire/base/host_identity.hpp"
+#include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/base/thread.hpp"
 #include "paramwire/net/shm_link.hpp"
@@ -170,7 +171,21 @@ Incarnation ClientImpl::incarnation() const {
 
 Result<bool> ClientImpl::reconnect(const std::shared_ptr<ControlLink>& broken, Micros until) {
   const TraceSpan span(trace_, "reconnect");
-  const std::lock_guard one(reconnect_mutex_);
+  {
+    std::unique_lock lock(mutex_);
+    if (!wait_on(reconnect_turn_, lock, until, [this] { return !reconnecting_; })) {
+      return Error(Code::kTimeout, cat(endpoint_, ": another thread was still connecting to it at the deadline"));
+    }
+    reconnecting_ = true;
+  }
+  auto same = reconnect_alone(broken, until);
+  const std::lock_guard lock(mutex_);
+  reconnecting_ = false;
+  reconnect_turn_.notify_one();
+  return same;
+}
+
+Result<bool> ClientImpl::reconnect_alone(const std::shared_ptr<ControlLink>& broken, Micros until) {
   const Incarnation before = incarnation();
   if (auto current = control(); current != broken && !current->broken()) return true;  // somebody else was faster
   auto fresh = ControlLink::connect(endpoint_, caller_, until);

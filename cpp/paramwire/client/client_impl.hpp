@@ -91,6 +91,7 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   std::shared_ptr<ControlLink> control() const;
   // A new control link. returns: whether the incarnation is the one seen before.
   Result<bool> reconnect(const std::shared_ptr<ControlLink>& broken, Micros deadline);
+  Result<bool> reconnect_alone(const std::shared_ptr<ControlLink>& broken, Micros deadline);
   // A thread of this client, named, that keeps it and says when it is over.
   // errors: kUnavailable when the system gives none.
   Result<std::thread> start_loop(const char* name, void (ClientImpl::*loop)(), bool& running);
@@ -115,7 +116,8 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   std::vector<std::pair<std::string, std::string>> rejected_;
   std::shared_ptr<const HeldManifest> newest_;     // base of deltas
   ClientStats counters_;
-  std::mutex reconnect_mutex_;                     // one reconnection at a time
+  std::condition_variable reconnect_turn_;
+  bool reconnecting_ = false;                      // one reconnection at a time
 
   const std::shared_ptr<InboundCredit> credit_;    // of all udp links
   LinkPool pool_;

@@ -1,9 +1,9 @@
 #include "paramwire/client/link_pool.hpp"
 
+#include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/text.hpp"
 
 #include <algorithm>
-#include <chrono>
 
 namespace paramwire {
 
@@ -51,7 +51,7 @@ LinkStats operator+(const LinkStats& a, const LinkStats& b) noexcept {
 Result<LinkPool::Loan> LinkPool::borrow(Micros deadline) {
   std::unique_lock lock(mutex_);
   if (idle_.empty() && lent_ >= links_max_) {
-    if (!returned_.wait_until(lock, time_point(deadline), [this] { return !idle_.empty() || lent_ < links_max_; })) {
+    if (!wait_on(returned_, lock, deadline, [this] { return !idle_.empty() || lent_ < links_max_; })) {
       return Error(Code::kTimeout, cat("all ", links_max_, " links of this client were in use until the deadline"));
     }
   }

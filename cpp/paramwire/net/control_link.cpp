@@ -1,9 +1,9 @@
 #include "paramwire/net/control_link.hpp"
 
 #include "paramwire/base/crc.hpp"
+#include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/text.hpp"
 
-#include <chrono>
 #include <algorithm>
 #include <cstring>
 #include <poll.h>
@@ -120,10 +120,7 @@ Result<ControlLink::Answer> ControlLink::call(std::span<const std::byte> frame, 
   PARAMWIRE_CHECK(guard_.check(cat("control link to ", peer())));
   {
     std::unique_lock lock(mutex_);
-    const auto my_turn = [this] { return !busy_; };
-    if (deadline == kNever) {
-      turn_.wait(lock, my_turn);
-    } else if (!turn_.wait_until(lock, time_point(deadline), my_turn)) {
+    if (!wait_on(turn_, lock, deadline, [this] { return !busy_; })) {
       return Error(Code::kTimeout, cat(peer(), " had not answered the call before this one by the deadline"));
     }
     if (broken()) return Error(Code::kUnreachable, cat(peer(), ": this link was broken before: ", broken_by_, "; connect again"));

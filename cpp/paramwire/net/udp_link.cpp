@@ -1,5 +1,6 @@
 #include "paramwire/net/udp_link.hpp"
 
+#include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/net/tcp_link.hpp"
 #include "paramwire/net/udp_key.hpp"
@@ -15,6 +16,9 @@ namespace {
 
 // Receives between two looks at what to ask for next: each brings up to 64 KiB, so this is a quarter of a MiB.
 constexpr int kReceivesAtOnce = 4;
+// A wait sleeps in the receive itself at first, one system call less than with poll(2), and so does not see its control connection end: for
+// this long, less than the shortest timeout that may be next (5 ms).
+constexpr Micros kSleep = 4'000;
 // Spins between two looks at the control connection: about a millisecond.
 constexpr int kSpinsAtOnce = 2000;
 // How long a first answer may take before the path counts as blocked.
@@ -23,22 +27,19 @@ constexpr std::size_t kScratchBytes = 65'536;  // the largest that one receive c
 // Segments of a large route are cut to whole cache lines, so that places in the target keep the alignment of its start.
 constexpr std::uint32_t kAligned = 4096;
 
-// 64 bits from the system's source, drawn 64 at a time: a call costs 300 ns, as much as all else that a small block costs here.
+// 64 bits from the system's source, drawn 32 at a time: a call costs 300 ns, as much as all else that a small block costs here.
 class SecretNumbers {
  public:
   std::uint64_t operator()() {
     if (at_ == pool_.size()) {
-      for (std::uint64_t& value : pool_) {
-        const auto drawn = system_random();
-        value = drawn.ok() ? *drawn : 0;  // getrandom(2) of 8 bytes does not fail once the system has booted
-      }
+      if (!system_random_fill(pool_).ok()) pool_.fill(0);  // getrandom(2) of so few bytes does not fail once the system has booted
       at_ = 0;
     }
     return std::exchange(pool_[at_++], 0);
   }
 
  private:
-  std::array<std::uint64_t, 64> pool_{};
+  std::array<std::uint64_t, 32> pool_{};
   std::size_t at_ = pool_.size();
 };
 
@@ -69,6 +70,7 @@ Result<std::unique_ptr<Link>> UdpLink::connect(const Endpoint& endpoint, const C
   DatagramSocketOptions socket_options;
   socket_options.receive_buffer = kLinkReceiveBuffer;
   socket_options.gro = true;
+  socket_options.sleep = kSleep;
   PARAMWIRE_TRY(socket, DatagramSocket::connect(peer, socket_options));
   credit->limit(socket.receive_buffer());
 
@@ -100,7 +102,7 @@ Status UdpLink::introduce(Micros deadline) {
   const Status status = run(0, until);
   if (status.ok()) return {};
   if (status.error().code() != Code::kTimeout) return status;
-  return Error(Code::kUnavailable, cat("udp to ", control_.peer(), ": nothing came back from its UDP port within ", (until - start) / 1000,
+  return Error(Code::kTimeout, cat("udp to ", control_.peer(), ": nothing came back from its UDP port within ", (until - start) / 1000,
                                        " ms (", reader_.stats().gets, " datagrams sent): a firewall on the way? tcp works: use transport=\"tcp\" or \"auto\""));
 }
 
@@ -133,6 +135,7 @@ void UdpLink::read(std::span<BlockRead> batch, Micros deadline) {
 }
 
 Status UdpLink::run(std::size_t count, Micros deadline) {
+  bool flowing = false;
   for (;;) {
     const Micros now = steady_clock().now();
     out_.clear();
@@ -143,21 +146,23 @@ Status UdpLink::run(std::size_t count, Micros deadline) {
                                        reader_.stats().timeouts, " timeouts, ", reader_.stats().segments_lost, " datagrams lost, ", socket_.drops(), " dropped here)"));
     }
     if (!out_.sizes.empty()) send_questions();
-    bool any = false;
-    for (int i = 0; i < kReceivesAtOnce; ++i) {
-      PARAMWIRE_TRY(came, receive_some());
-      if (!came) break;
-      any = true;
-      if (reader_.done()) return {};
+    // Right after the first questions nothing can be there yet: the wait brings the first of the answers.
+    if (!flowing) {
+      PARAMWIRE_TRY(came, wait(std::min(deadline, reader_.next_timer())));
+      flowing = came;
     }
-    if (!any) PARAMWIRE_CHECK(wait(std::min(deadline, reader_.next_timer())));
+    for (int i = 0; flowing && i < kReceivesAtOnce; ++i) {
+      if (reader_.done()) return {};
+      PARAMWIRE_TRY(came, receive_some(DatagramSocket::Wait::kNo));
+      flowing = came;
+    }
   }
 }
 
-// One receive. False: nothing was there.
-Result<bool> UdpLink::receive_some() {
+// One receive. False: nothing came.
+Result<bool> UdpLink::receive_some(DatagramSocket::Wait wait) {
   const iovec part{scratch_.data(), scratch_.size()};
-  PARAMWIRE_TRY(got, socket_.receive({&part, 1}));
+  PARAMWIRE_TRY(got, socket_.receive({&part, 1}, wait));
   if (!got) return false;
   const Micros now = steady_clock().now();
   const auto bytes = std::span<const std::byte>(scratch_.span()).first(got->size);
@@ -181,51 +186,63 @@ Status UdpLink::check_control() {
   return Error(Code::kUnreachable, cat(control_.peer(), ": sent ", *n, " bytes over the connection of a udp link, unasked; connect again"));
 }
 
-Status UdpLink::wait(Micros until) {
+Error UdpLink::interrupted() const { return Error(Code::kTimeout, cat(control_.peer(), ": the wait for its datagrams was interrupted")); }
+
+// Until something came (true), a time-out is due, or the control connection ended.
+Result<bool> UdpLink::wait(Micros until) {
+  const Micros start = steady_clock().now();
   if (options_.busy_poll) {
-    const Micros start = steady_clock().now();
-    for (int i = 0; i < kSpinsAtOnce; ++i) {
-      PARAMWIRE_TRY(came, receive_some());
-      const Micros now = steady_clock().now();
-      if (came || now >= until) {
-        busy_poll_us_ += static_cast<std::uint64_t>(now - start);
-        return {};
-      }
+    bool came = false;
+    Micros now = start;
+    for (int i = 0; i < kSpinsAtOnce && !came && now < until; ++i) {
+      PARAMWIRE_TRY(one, receive_some(DatagramSocket::Wait::kNo));
+      came = one;
+      now = steady_clock().now();
     }
-    busy_poll_us_ += static_cast<std::uint64_t>(steady_clock().now() - start);
-    return check_control();
+    busy_poll_us_ += static_cast<std::uint64_t>(now - start);
+    if (came) return true;
+    PARAMWIRE_CHECK(check_control());
+    if (now < looked_ + kInterruptLook) return false;
+    looked_ = now;
+    if (wait_interrupted()) return interrupted();
+    return false;
   }
-  const Micros left = until == kNever ? kNever : std::max<Micros>(0, until - steady_clock().now());
+  Micros left = wait_slice(until == kNever ? kNever : std::max<Micros>(0, until - start));
+  if (left > kSleep) {
+    PARAMWIRE_TRY(came, receive_some(DatagramSocket::Wait::kYes));
+    if (came) return true;
+    if (left != kNever) left = std::max<Micros>(0, left - (steady_clock().now() - start));
+  }
   timespec timeout{};
   timeout.tv_sec = static_cast<time_t>(left / kMicrosPerSecond);
   timeout.tv_nsec = static_cast<long>(left % kMicrosPerSecond * 1000);
   std::array<pollfd, 2> entries = {pollfd{socket_.fd(), POLLIN, 0}, pollfd{control_.fd(), POLLIN, 0}};
   const int n = ppoll(entries.data(), entries.size(), left == kNever ? nullptr : &timeout, nullptr);
   if (n < 0 && errno != EINTR) return errno_error(Code::kUnavailable, cat(control_.peer(), ": poll"), errno);
-  if (n > 0 && entries[1].revents != 0) return check_control();
-  return {};
+  if (n > 0 && entries[1].revents != 0) PARAMWIRE_CHECK(check_control());
+  if (n <= 0 && wait_interrupted()) return interrupted();
+  return n > 0 && entries[0].revents != 0;
 }
 
 // ---------------------------------------------------------------- out
 
 // Neighbours of one size go together, cut apart by the kernel: 64 questions about tiny blocks are one call.
 void UdpLink::send_questions() {
-  std::vector<iovec> parts;
-  std::vector<DatagramSocket::Message> messages;
-  parts.reserve(out_.sizes.size());
-  messages.reserve(out_.sizes.size());
-  std::vector<std::size_t> firsts;
+  parts_.clear();
+  messages_.clear();
+  firsts_.clear();
+  parts_.reserve(out_.sizes.size());  // messages point into it
   std::size_t at = 0;
   for (std::size_t i = 0; i < out_.sizes.size();) {
     std::size_t run = 1;
     while (gso_ && run < kGsoSegments && i + run < out_.sizes.size() && out_.sizes[i + run] == out_.sizes[i]) ++run;
-    parts.push_back({out_.bytes.data() + at, run * out_.sizes[i]});
-    messages.push_back({std::span(&parts.back(), 1), static_cast<std::uint16_t>(run > 1 ? out_.sizes[i] : 0)});
-    firsts.push_back(i);
+    parts_.push_back({out_.bytes.data() + at, run * out_.sizes[i]});
+    messages_.push_back({std::span(&parts_.back(), 1), static_cast<std::uint16_t>(run > 1 ? out_.sizes[i] : 0)});
+    firsts_.push_back(i);
     at += run * out_.sizes[i];
     i += run;
   }
-  std::span<const DatagramSocket::Message> left(messages);
+  std::span<const DatagramSocket::Message> left(messages_);
   for (int tries = 0; !left.empty() && tries < 4; ++tries) {
     std::size_t done = 0;
     const auto sent = socket_.send(left, nullptr, done);
@@ -233,7 +250,7 @@ void UdpLink::send_questions() {
     if (sent == DatagramSocket::Sent::kAll) return;
     if (sent == DatagramSocket::Sent::kNoGso) {
       gso_ = false;
-      return send_single(firsts[messages.size() - left.size()]);
+      return send_single(firsts_[messages_.size() - left.size()]);
     }
     if (sent == DatagramSocket::Sent::kBusy) {  // the device is full: a moment, then what is left counts as lost
       pollfd entry{socket_.fd(), POLLOUT, 0};

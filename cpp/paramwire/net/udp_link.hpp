@@ -17,6 +17,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace paramwire {
 
@@ -37,7 +38,7 @@ struct UdpOptions {
 class UdpLink final : public Link {
  public:
   // `credit` is the client's, shared by its links. The path is tried: one small question and its answer.
-  // errors: as connect_and_greet; kStale when another incarnation answers; kUnavailable when the server has no UDP port, or when nothing
+  // errors: as connect_and_greet; kStale when another incarnation answers; kUnavailable when the server has no UDP port; kTimeout when nothing
   //         comes back from it (blocked on the way) by half of the time to `deadline`, 3 s at most.
   static Result<std::unique_ptr<Link>> connect(const Endpoint& endpoint, const Caller& caller, const Incarnation& incarnation,
                                                const UdpOptions& options, std::shared_ptr<InboundCredit> credit, Micros deadline);
@@ -55,9 +56,10 @@ class UdpLink final : public Link {
   Status run(std::size_t count, Micros deadline);
   void send_questions();
   void send_single(std::size_t from);
-  Result<bool> receive_some();
-  Status wait(Micros until);
+  Result<bool> receive_some(DatagramSocket::Wait wait);
+  Result<bool> wait(Micros until);
   Status check_control();
+  Error interrupted() const;
 
   ForkGuard guard_;
   Socket control_;
@@ -68,10 +70,14 @@ class UdpLink final : public Link {
   std::atomic<bool> broken_{false};
   std::string broken_by_;
   Outbox out_;
+  std::vector<iovec> parts_;       // of what is in out_, and which of it each message begins with
+  std::vector<DatagramSocket::Message> messages_;
+  std::vector<std::size_t> firsts_;
   Buffer scratch_;                 // one receive
   bool gso_ = true;
   std::uint64_t send_failures_ = 0;
   std::uint64_t busy_poll_us_ = 0;
+  Micros looked_ = 0;              // while spinning: whether somebody asks for the end of it
   LinkStats stats_;
 };
 

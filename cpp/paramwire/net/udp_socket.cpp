@@ -38,6 +38,7 @@ void put_segment(msghdr& message, ControlBuffer& control, std::uint16_t segment)
   std::memcpy(CMSG_DATA(c), &segment, sizeof segment);
 }
 
+bool nothing(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS || error == ENOMEM; }
 bool transient(int error) { return error == EINTR || error == ECONNREFUSED || error == EHOSTUNREACH || error == ENETUNREACH || error == EMSGSIZE; }
 
 }  // namespace
@@ -111,7 +112,7 @@ std::array<std::byte, 18> DatagramAddress::bytes() const noexcept {
 
 Result<DatagramSocket> DatagramSocket::open(int family, const DatagramSocketOptions& options) {
   DatagramSocket out;
-  out.fd_ = Fd(socket(family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  out.fd_ = Fd(socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!out.fd_.valid()) return errno_error(Code::kUnavailable, "udp socket", errno);
   const int fd = out.fd_.get();
   const int on = 1;
@@ -133,6 +134,10 @@ Result<DatagramSocket> DatagramSocket::open(int family, const DatagramSocketOpti
   const int set = family == AF_INET6 ? setsockopt(fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &discover, sizeof discover)
                                      : setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof discover);
   if (set != 0) return errno_error(Code::kUnavailable, "udp socket: MTU_DISCOVER", errno);
+  if (options.sleep != kNever) {
+    const timeval sleep{static_cast<time_t>(options.sleep / kMicrosPerSecond), static_cast<suseconds_t>(options.sleep % kMicrosPerSecond)};
+    if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &sleep, sizeof sleep) != 0) return errno_error(Code::kUnavailable, "udp socket: SO_RCVTIMEO", errno);
+  }
   if (options.gro) out.gro_ = setsockopt(fd, SOL_UDP, UDP_GRO, &on, sizeof on) == 0;
   return out;
 }
@@ -177,7 +182,7 @@ void DatagramSocket::note_control(msghdr& message, Received& received) noexcept 
   }
 }
 
-Result<std::optional<Received>> DatagramSocket::receive(std::span<const iovec> parts, DatagramAddress* from) {
+Result<std::optional<Received>> DatagramSocket::receive(std::span<const iovec> parts, Wait wait) {
   // An asynchronous error (ICMP) is told once by the next call, whatever that call was for: the one after it goes on.
   for (int tries = 0; tries < 16; ++tries) {
     ControlBuffer control;
@@ -186,59 +191,61 @@ Result<std::optional<Received>> DatagramSocket::receive(std::span<const iovec> p
     message.msg_iovlen = parts.size();
     message.msg_control = control.bytes.data();
     message.msg_controllen = control.bytes.size();
-    if (from != nullptr) {
-      message.msg_name = &from->storage;
-      message.msg_namelen = sizeof from->storage;
-    }
-    const ssize_t n = ::recvmsg(fd(), &message, MSG_DONTWAIT);
+    const ssize_t n = ::recvmsg(fd(), &message, wait == Wait::kNo ? MSG_DONTWAIT : 0);
     if (n >= 0) {
       Received out;
       out.size = out.segment = static_cast<std::size_t>(n);
       out.truncated = (message.msg_flags & MSG_TRUNC) != 0;
       note_control(message, out);
-      if (from != nullptr) from->size = message.msg_namelen;
       return std::optional(out);
     }
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) return std::optional<Received>();
+    if (nothing(errno) || (errno == EINTR && wait == Wait::kYes)) return std::optional<Received>();
     if (!transient(errno)) return errno_error(Code::kUnavailable, "udp receive", errno);
     if (errno == ECONNREFUSED) ++refusals_;
   }
   return std::optional<Received>();
 }
 
-Result<std::size_t> DatagramSocket::receive_many(std::span<std::byte> space, std::size_t slot_size, std::span<std::size_t> sizes, std::span<DatagramAddress> from) {
-  std::array<mmsghdr, kBatchMax> messages;
-  std::array<iovec, kBatchMax> parts;
-  std::array<ControlBuffer, kBatchMax> controls;
-  const std::size_t count = std::min({sizes.size(), from.size(), space.size() / slot_size, kBatchMax});
-  for (std::size_t i = 0; i < count; ++i) {
-    parts[i] = {space.data() + i * slot_size, slot_size};
-    msghdr& m = messages[i].msg_hdr;
-    m = {};
-    m.msg_iov = &parts[i];
-    m.msg_iovlen = 1;
-    m.msg_name = &from[i].storage;
-    m.msg_namelen = sizeof from[i].storage;
-    m.msg_control = controls[i].bytes.data();
-    m.msg_controllen = controls[i].bytes.size();
+DatagramBatch::DatagramBatch(std::size_t slots, std::size_t slot_size)
+    : slot_size_(slot_size), space_(slots * slot_size), sizes_(slots), from_(slots), parts_(slots), controls_(slots), messages_(slots) {
+  for (std::size_t i = 0; i < slots; ++i) {
+    parts_[i] = {space_.data() + i * slot_size, slot_size};
+    msghdr& message = messages_[i].msg_hdr;
+    message.msg_iov = &parts_[i];
+    message.msg_iovlen = 1;
+    message.msg_name = &from_[i].storage;
+    message.msg_control = controls_[i].bytes.data();
+    make_ready(i);
   }
+}
+
+void DatagramBatch::make_ready(std::size_t i) noexcept {
+  messages_[i].msg_hdr.msg_namelen = sizeof from_[i].storage;
+  messages_[i].msg_hdr.msg_controllen = controls_[i].bytes.size();
+}
+
+Result<std::size_t> DatagramSocket::receive_many(DatagramBatch& batch, Wait wait) {
   for (int tries = 0; tries < 16; ++tries) {
-    const int n = ::recvmmsg(fd(), messages.data(), static_cast<unsigned>(count), MSG_DONTWAIT, nullptr);
+    const int n = ::recvmmsg(fd(), batch.messages_.data(), static_cast<unsigned>(batch.slots()), wait == Wait::kNo ? MSG_DONTWAIT : MSG_WAITFORONE, nullptr);
     if (n >= 0) {
       for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+        msghdr& message = batch.messages_[i].msg_hdr;
         Received one;
-        note_control(messages[i].msg_hdr, one);
-        from[i].size = messages[i].msg_hdr.msg_namelen;
-        // One longer than a slot is none of ours: 0 bytes are refused like any other nonsense.
-        sizes[i] = (messages[i].msg_hdr.msg_flags & MSG_TRUNC) != 0 ? 0 : messages[i].msg_len;
+        note_control(message, one);
+        batch.from_[i].size = message.msg_namelen;
+        batch.sizes_[i] = (message.msg_flags & MSG_TRUNC) != 0 ? 0 : batch.messages_[i].msg_len;
+        batch.make_ready(i);
       }
       return static_cast<std::size_t>(n);
     }
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) return std::size_t{0};
+    if (nothing(errno)) return std::size_t{0};
     if (!transient(errno)) return errno_error(Code::kUnavailable, "udp receive", errno);
   }
   return std::size_t{0};
 }
+
+// On a socket that is not connected Linux says ENOTCONN, and wakes its sleepers all the same (net/ipv4/af_inet.c, inet_shutdown).
+void DatagramSocket::shutdown() noexcept { static_cast<void>(::shutdown(fd(), SHUT_RDWR)); }
 
 // ---------------------------------------------------------------- out
 

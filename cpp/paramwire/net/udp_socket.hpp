@@ -1,8 +1,8 @@
 // Datagram sockets: the only file with system calls of the UDP path, for clients and servers.
 //
-// Non-blocking, close-on-exec, "don't fragment" set. UDP_SEGMENT (GSO) and UDP_GRO are used where the kernel has them; where a send with
+// Close-on-exec, "don't fragment" set; nothing blocks but a receive that is told to. UDP_SEGMENT (GSO) and UDP_GRO are used where the kernel has them; where a send with
 // GSO fails the caller is told and sends the pieces one by one (CASES UP-38). Sources: ip(7), ipv6(7), udp(7), and the kernel's
-// Documentation/networking/segmentation-offloads. One thread, but for wake-ups.
+// Documentation/networking/segmentation-offloads. One thread, but for shutdown().
 #pragma once
 
 #include "paramwire/base/env.hpp"
@@ -44,10 +44,40 @@ struct Received {
   bool truncated = false;
 };
 
+// Room for the datagrams of one receive_many, made ready once: filling in 64 headers for each would cost more than a small datagram.
+class DatagramBatch {
+ public:
+  // `slots` datagrams of at most `slot_size` bytes.
+  DatagramBatch(std::size_t slots, std::size_t slot_size);
+  DatagramBatch(const DatagramBatch&) = delete;
+  DatagramBatch& operator=(const DatagramBatch&) = delete;
+
+  std::size_t slots() const noexcept { return messages_.size(); }
+  // Of the last receive. Empty: nothing came, or more than a slot holds, which is nothing of ours either.
+  std::span<const std::byte> bytes(std::size_t i) const noexcept { return std::span<const std::byte>(space_).subspan(i * slot_size_, sizes_[i]); }
+  const DatagramAddress& from(std::size_t i) const noexcept { return from_[i]; }
+
+ private:
+  friend class DatagramSocket;
+  struct alignas(cmsghdr) Control {
+    std::array<char, 96> bytes;
+  };
+  void make_ready(std::size_t i) noexcept;  // again, after a receive
+
+  std::size_t slot_size_;
+  std::vector<std::byte> space_;
+  std::vector<std::size_t> sizes_;
+  std::vector<DatagramAddress> from_;
+  std::vector<iovec> parts_;
+  std::vector<Control> controls_;
+  std::vector<mmsghdr> messages_;
+};
+
 struct DatagramSocketOptions {
   int receive_buffer = 8 << 20;   // asked of the kernel, bytes (it doubles them for its own part)
   int send_buffer = 4 << 20;
   bool gro = false;               // take several datagrams of one sender in one receive
+  Micros sleep = kNever;          // of one receive that waits, at most; the kernel counts it in ticks (4 ms at 250 Hz), rounded up
 };
 
 class DatagramSocket {
@@ -69,10 +99,15 @@ class DatagramSocket {
   // Payload of the largest datagram that the route takes now (IP_MTU, IPV6_MTU less headers). For connected sockets.
   std::uint32_t route_payload() const noexcept;
 
-  // One receive into `parts`; nullopt: nothing there. errors: kUnavailable for what no retry mends, with errno.
-  Result<std::optional<Received>> receive(std::span<const iovec> parts, DatagramAddress* from = nullptr);
-  // Up to `slots` datagrams, one into each `slot_size` bytes of `space`; the count that came.
-  Result<std::size_t> receive_many(std::span<std::byte> space, std::size_t slot_size, std::span<std::size_t> sizes, std::span<DatagramAddress> from);
+  // A receive that finds nothing returns at once, or sleeps in the call until something comes: one system call less than poll(2) and a receive.
+  enum class Wait : std::uint8_t { kNo, kYes };
+  // One receive into `parts`; nullopt: nothing there, or with kYes nothing came in the socket's `sleep`, or a signal did.
+  // errors: kUnavailable for what no retry mends, with errno.
+  Result<std::optional<Received>> receive(std::span<const iovec> parts, Wait wait = Wait::kNo);
+  // One datagram into each slot of `batch`; the count that came. kYes waits for the first. errors: as receive.
+  Result<std::size_t> receive_many(DatagramBatch& batch, Wait wait);
+  // Ends a receive that sleeps, and all later ones: they bring one empty datagram, or none. Any thread.
+  void shutdown() noexcept;
 
   enum class Sent : std::uint8_t {
     kAll,

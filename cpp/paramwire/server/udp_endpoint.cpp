@@ -7,8 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
+#include <utility>
 
 namespace paramwire {
 
@@ -43,89 +42,87 @@ Result<std::unique_ptr<UdpEndpoint>> UdpEndpoint::open(std::shared_ptr<ServerCor
     }
     if (!socket.ok()) return std::move(socket).error();
     if (options.fail_gso != 0) socket->fail_gso(options.fail_gso, 1);
-    out->sockets_.push_back(std::move(*socket));
+    out->doors_.push_back(std::make_unique<Door>(std::move(*socket)));
   }
-  out->wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!out->wake_.valid()) return errno_error(Code::kUnavailable, "eventfd", errno);
-  out->jobs_.resize(kBatch);
-  out->space_.resize(kBatch * kSlotBytes);
   return out;
 }
 
+UdpEndpoint::Door::Door(DatagramSocket bound) : socket(std::move(bound)), batch(kBatch, kSlotBytes), jobs(kBatch) {}
+
 Status UdpEndpoint::start() {
-  PARAMWIRE_TRY(thread, start_thread("pw-udp", [this] { run(); }));
-  thread_ = std::move(thread);
+  for (const auto& door : doors_) {
+    PARAMWIRE_TRY(thread, start_thread("pw-udp", [this, &door = *door] { run(door); }));
+    door->thread = std::move(thread);
+  }
   return {};
 }
 
 void UdpEndpoint::stop() {
-  if (!thread_.joinable()) return;
   stop_ = true;
-  const std::uint64_t one = 1;
-  static_cast<void>(!::write(wake_.get(), &one, sizeof one));
-  thread_.join();
+  for (const auto& door : doors_) {
+    if (!door->thread.joinable()) continue;
+    door->socket.shutdown();
+    door->thread.join();
+  }
 }
 
 void UdpEndpoint::disown() noexcept {
-  if (thread_.joinable()) static_cast<void>(new std::thread(std::move(thread_)));
-}
-
-void UdpEndpoint::run() {
-  std::vector<pollfd> entries;
-  for (const DatagramSocket& socket : sockets_) entries.push_back({socket.fd(), POLLIN, 0});
-  entries.push_back({wake_.get(), POLLIN, 0});
-  while (!stop_) {
-    std::size_t came = 0;
-    const Micros start = options_.busy_poll ? steady_clock().now() : 0;
-    for (int i = 0; i < (options_.busy_poll ? kSpins : 1) && came == 0; ++i) {
-      for (DatagramSocket& socket : sockets_) came += serve(socket);
-    }
-    if (options_.busy_poll) {
-      if (came == 0) counters_.busy_poll_us += static_cast<std::uint64_t>(steady_clock().now() - start);
-    } else if (came == 0) {
-      static_cast<void>(poll(entries.data(), entries.size(), -1));
-    }
+  for (const auto& door : doors_) {
+    if (door->thread.joinable()) static_cast<void>(new std::thread(std::move(door->thread)));
   }
 }
 
-std::size_t UdpEndpoint::serve(DatagramSocket& socket) {
-  std::array<std::size_t, kBatch> sizes;
-  std::array<DatagramAddress, kBatch> from;
-  const auto got = socket.receive_many(space_, kSlotBytes, sizes, from);
+void UdpEndpoint::run(Door& door) {
+  while (!stop_) {
+    if (!options_.busy_poll) {
+      serve(door, DatagramSocket::Wait::kYes);
+      continue;
+    }
+    const Micros start = steady_clock().now();
+    std::size_t came = 0;
+    for (int i = 0; i < kSpins && came == 0; ++i) came = serve(door, DatagramSocket::Wait::kNo);
+    if (came == 0) counters_.busy_poll_us += static_cast<std::uint64_t>(steady_clock().now() - start);
+  }
+}
+
+std::size_t UdpEndpoint::serve(Door& door, DatagramSocket::Wait wait) {
+  DatagramSocket& socket = door.socket;
+  const auto got = socket.receive_many(door.batch, wait);
   if (!got.ok() || *got == 0) return 0;
-  counters_.socket_drops = socket.drops();
+  counters_.socket_drops += socket.drops() - std::exchange(door.drops, socket.drops());
   std::size_t jobs = 0;
   for (std::size_t i = 0; i < *got; ++i) {
-    Job& job = jobs_[jobs];
-    const auto datagram = std::span<const std::byte>(space_).subspan(i * kSlotBytes, sizes[i]);
-    const auto verdict = core_->udp->check(datagram, from[i].bytes(), job.question);
-    if (verdict == UdpResponder::Verdict::kStatus) send_status(socket, from[i], job.question.status);
+    Job& job = door.jobs[jobs];
+    const DatagramAddress& from = door.batch.from(i);
+    const auto verdict = core_->udp->check(door.batch.bytes(i), from.bytes(), job.question);
+    if (verdict == UdpResponder::Verdict::kStatus) send_status(socket, from, job.question.status);
     if (verdict != UdpResponder::Verdict::kLookup) continue;
-    job.to = from[i];
+    job.to = from;
     ++jobs;
   }
   if (jobs == 0) return *got;
-  look_up(jobs);
-  for (std::size_t i = 0; i < jobs; ++i) answer(socket, jobs_[i]);
-  let_go(jobs);
+  const auto asked = std::span(door.jobs).first(jobs);
+  look_up(asked);
+  for (Job& job : asked) answer(socket, job);
+  let_go(asked);
   return *got;
 }
 
-void UdpEndpoint::look_up(std::size_t jobs) {
+void UdpEndpoint::look_up(std::span<Job> jobs) {
   const std::lock_guard lock(core_->mutex);
-  for (std::size_t i = 0; i < jobs; ++i) {
-    const Asked& asked = jobs_[i].question.get.asked;
+  for (Job& job : jobs) {
+    const Asked& asked = job.question.get.asked;
     auto held = core_->closed ? Result<BlockStore::Held>(Error(Code::kStale, "closed")) : core_->store->hold(asked.block, asked.version);
-    jobs_[i].found = held.ok();
-    if (held.ok()) jobs_[i].held = *held;
+    job.found = held.ok();
+    if (held.ok()) job.held = *held;
   }
 }
 
-void UdpEndpoint::let_go(std::size_t jobs) {
+void UdpEndpoint::let_go(std::span<Job> jobs) {
   const Micros now = steady_clock().now();
   const std::lock_guard lock(core_->mutex);
-  for (std::size_t i = 0; i < jobs; ++i) {
-    if (jobs_[i].found) core_->store->unhold(jobs_[i].held.slot, now);
+  for (const Job& job : jobs) {
+    if (job.found) core_->store->unhold(job.held.slot, now);
   }
 }
 

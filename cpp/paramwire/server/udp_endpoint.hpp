@@ -1,4 +1,5 @@
-// The server's UDP sockets and their thread ("pw-udp"): GETs in by the batch, segments out straight from the slots they lie in.
+// The server's UDP sockets, each with a thread ("pw-udp") that sleeps in its receive: GETs in by the batch, segments out straight from the
+// slots they lie in.
 //
 // A slot is held from the look-up until its last segment left, as for tcp; the store's mutex is taken for look-ups and for letting go, never
 // while something is sent. A client that asks for more than the path or the device takes loses it and asks again: nothing is queued here.
@@ -11,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -19,11 +21,11 @@ namespace paramwire {
 struct ServerCore;
 
 struct UdpEndpointOptions {
-  bool busy_poll = false;  // spin on the sockets: a whole core, and answers several times sooner
+  bool busy_poll = false;  // spin on the sockets: a whole core each, and answers several times sooner
   int fail_gso = 0;        // for tests: the first segmented send fails with this errno
 };
 
-// Counted by the endpoint's thread, read by any.
+// Counted by the endpoint's threads, read by any.
 struct UdpCounters {
   std::atomic<std::uint64_t> segments{0};       // DATA sent
   std::atomic<std::uint64_t> bytes{0};          // of payload
@@ -41,11 +43,11 @@ class UdpEndpoint {
   static Result<std::unique_ptr<UdpEndpoint>> open(std::shared_ptr<ServerCore> core, const std::vector<DatagramAddress>& addresses, const UdpEndpointOptions& options);
   ~UdpEndpoint() { stop(); }
 
-  std::uint16_t port(std::size_t index) const noexcept { return sockets_[index].local().port(); }
-  // errors: kUnavailable when there is no thread.
+  std::uint16_t port(std::size_t index) const noexcept { return doors_[index]->socket.local().port(); }
+  // errors: kUnavailable when there are no threads.
   Status start();
   void stop();
-  // For the child of a fork, where the thread is not.
+  // For the child of a fork, where the threads are not.
   void disown() noexcept;
   const UdpCounters& counters() const noexcept { return counters_; }
 
@@ -56,12 +58,20 @@ class UdpEndpoint {
     BlockStore::Held held;
     bool found = false;
   };
+  struct Door {
+    explicit Door(DatagramSocket bound);
+    DatagramSocket socket;
+    DatagramBatch batch;
+    std::vector<Job> jobs;
+    std::uint64_t drops = 0;  // counted so far
+    std::thread thread;
+  };
   UdpEndpoint(std::shared_ptr<ServerCore> core, const UdpEndpointOptions& options) : core_(std::move(core)), options_(options) {}
-  void run();
+  void run(Door& door);
   // One batch. returns: how many datagrams there were.
-  std::size_t serve(DatagramSocket& socket);
-  void look_up(std::size_t jobs);
-  void let_go(std::size_t jobs);
+  std::size_t serve(Door& door, DatagramSocket::Wait wait);
+  void look_up(std::span<Job> jobs);
+  void let_go(std::span<Job> jobs);
   void answer(DatagramSocket& socket, Job& job);
   bool send_segments(DatagramSocket& socket, const Job& job, SegmentWalk& walk);
   void send_status(DatagramSocket& socket, const DatagramAddress& to, const std::array<std::byte, kStatusBytes>& status);
@@ -70,12 +80,8 @@ class UdpEndpoint {
 
   std::shared_ptr<ServerCore> core_;
   UdpEndpointOptions options_;
-  std::vector<DatagramSocket> sockets_;
-  Fd wake_;
-  std::thread thread_;
+  std::vector<std::unique_ptr<Door>> doors_;
   std::atomic<bool> stop_{false};
-  std::vector<Job> jobs_;
-  std::vector<std::byte> space_;
   UdpCounters counters_;
 };
 

@@ -10,7 +10,7 @@
 //
 // Order of the checks (each cheaper or more private than the next): form, session, MAC, replay, incarnation, address token. A wrong MAC gets
 // silence; a right one from an address not seen before gets one STATUS with the token of that address.
-// open() and close(): any thread. check(): one thread.
+// Any thread.
 #pragma once
 
 #include "paramwire/base/error.hpp"
