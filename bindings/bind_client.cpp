@@ -16,10 +16,19 @@ PyClient::~PyClient() {
 }
 
 std::string PyClient::transport() const { return core_stats().transport; }
+std::string PyClient::small_transport() const { return core_stats().small_transport; }
 
 py::list PyClient::rejected() const {
   py::list out;
-  for (const auto& [name, reason] : core_stats().rejected) out.append(py::make_tuple(name, reason));
+  for (const RejectedTransport& one : core_stats().rejected) out.append(py::make_tuple(one.transport, one.reason));
+  return out;
+}
+
+py::list PyClient::fallbacks() const {
+  py::list out;
+  for (const RejectedTransport& one : core_stats().rejected) {
+    if (one.failed) out.append(one.transport);
+  }
   return out;
 }
 
@@ -97,7 +106,18 @@ py::dict PyClient::stats() const {
   };
   py::dict out;
   out["transport"] = stats.transport;
+  out["small_transport"] = stats.small_transport;
   out["rejected"] = rejected();
+  out["fallbacks"] = py::len(fallbacks());
+  py::dict by_transport;
+  for (const auto& [name, link] : stats.by_transport) {
+    py::dict one;
+    one["reads"] = link.reads;
+    one["bytes"] = link.bytes;
+    one["wire_bytes"] = link.wire_bytes;
+    by_transport[text(name)] = one;
+  }
+  out["by_transport"] = by_transport;
   out["newest"] = version_object(stats.newest);
   for (const auto& [name, count] : counts) out[name] = count;
   const DatagramStats& d = stats.link.datagram;
@@ -145,10 +165,14 @@ void PyClient::close() {
 void bind_client(py::module_& module) {
   const auto none = py::none();
   py::class_<PyClient>(module, "Client", py::is_final())
-      .def(py::init([](const std::string& address, const std::string& transport, double timeout, double lease_ttl, bool verify, bool busy_poll, bool drop_view_pages,
+      .def(py::init([](const std::string& address, const std::string& transport, const std::optional<std::string>& small_transport,
+                       std::uint64_t small_bytes, bool strict, double timeout, double lease_ttl, bool verify, bool busy_poll, bool drop_view_pages,
                        std::shared_ptr<Trace> trace, const std::optional<std::string>& key) {
              ClientOptions options;
              options.transport = transport;
+             options.small_transport = small_transport.value_or("");
+             options.small_bytes = small_bytes;
+             options.strict = strict;
              options.timeout = micros_required(timeout, "timeout");
              options.lease_ttl = micros_required(lease_ttl, "lease_ttl");
              options.verify = verify;
@@ -158,11 +182,14 @@ void bind_client(py::module_& module) {
              if (key) options.key_file = key_path(*key);
              return std::make_unique<PyClient>(address, options);
            }),
-           py::arg("address"), py::kw_only(), py::arg("transport") = "auto", py::arg("timeout") = 30.0, py::arg("lease_ttl") = 10.0, py::arg("verify") = true,
+           py::arg("address"), py::kw_only(), py::arg("transport") = "auto", py::arg("small_transport") = none,
+           py::arg("small_bytes") = ClientOptions().small_bytes, py::arg("strict") = false, py::arg("timeout") = 30.0, py::arg("lease_ttl") = 10.0, py::arg("verify") = true,
            py::arg("busy_poll") = false, py::arg("drop_view_pages") = false, py::arg("trace") = none, py::arg("key") = none)
       .def_property_readonly("address", &PyClient::address)
       .def_property_readonly("transport", &PyClient::transport)
+      .def_property_readonly("small_transport", &PyClient::small_transport)
       .def_property_readonly("rejected", &PyClient::rejected)
+      .def_property_readonly("fallbacks", &PyClient::fallbacks)
       .def_property_readonly("newest", &PyClient::newest)
       .def_property_readonly("incarnation", &PyClient::incarnation)
       .def("snapshot",

@@ -1,4 +1,7 @@
 #include "calls.hpp"
+#include "convert.hpp"
+
+#include "paramwire/base/text.hpp"
 
 #include <chrono>
 #include <condition_variable>
@@ -76,11 +79,11 @@ class Workers {
     pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to Python's threads
     try {
       std::thread([this] { run(); }).detach();
-    } catch (const std::system_error&) {
+    } catch (const std::system_error& refused) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
       if (threads_ == 0) {
         jobs_.pop_back();
-        throw;
+        raise(Error(Code::kUnavailable, cat("no thread to wait for this call in: ", std::string_view(refused.what()))));
       }
       return;  // another worker takes it when it is free
     }

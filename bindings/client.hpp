@@ -120,7 +120,9 @@ class PyClient {
   ~PyClient();
 
   std::string transport() const;
+  std::string small_transport() const;
   py::list rejected() const;
+  py::list fallbacks() const;
   py::object newest() const { return version_object(core_stats().newest); }
   std::string incarnation() const { return core_->client->incarnation().to_string(); }
   std::string address() const { return core_->client->address(); }

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
 from collections.abc import Sequence
 
 from paramwire._core import (
@@ -48,7 +49,7 @@ from paramwire._core import (
     new_key,
 )
 from paramwire._core import Server as _Server
-from paramwire._types import BlockInfo, Durations, LlamaConfig, TensorInfo, Version
+from paramwire._types import BlockInfo, Durations, FallbackWarning, LlamaConfig, TensorInfo, Version
 from paramwire.telemetry import Trace, prometheus_text
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "Durations",
     "Engine",
     "Error",
+    "FallbackWarning",
     "Graph",
     "InternalError",
     "InvalidError",
@@ -180,6 +182,9 @@ def connect(
     address: str,
     *,
     transport: str = "auto",
+    small_transport: str | None = None,
+    small_bytes: int = 65536,
+    strict: bool = False,
     timeout: float = 30.0,
     lease_ttl: float = 10.0,
     verify: bool = True,
@@ -191,8 +196,12 @@ def connect(
     """Connect to the server at `address`.
 
     address:          "tcp://HOST:PORT", "HOST:PORT" or "unix:PATH", as Server.address gives it
-    transport:        "auto" takes the best that works (Client.rejected says why not the others); "shm", "udp" or
-                      "tcp" pins one
+    transport:        "auto" takes the first of shm, udp, tcp that works (Client.rejected says why not the others; udp
+                      needs a receive buffer of 8 MiB for large fetches); "shm", "udp" or "tcp" pins one
+    small_transport:  of fetches whose blocks have at most `small_bytes` together. None: as `transport`, where "auto"
+                      takes udp for them beside tcp for the others; "same", "shm", "udp" or "tcp" pins one
+    strict:           UnavailableError where "auto" would go on without a transport that should work here, such as shm
+                      on the server's own host. Otherwise there is one FallbackWarning with the reason
     timeout:          of every call that brings none, this one included, seconds
     lease_ttl:        of leased snapshots, renewed by a thread at a third of it, seconds
     verify:           False only to measure a transport bare: then no bytes are checked
@@ -206,9 +215,12 @@ def connect(
                       side has no key or another one, or others can use the file; UnavailableError when the pinned
                       transport can't be had, with every candidate's reason
     """
-    return Client(
+    client = Client(
         address,
         transport=transport,
+        small_transport=small_transport,
+        small_bytes=small_bytes,
+        strict=strict,
         timeout=timeout,
         lease_ttl=lease_ttl,
         verify=verify,
@@ -217,3 +229,12 @@ def connect(
         trace=trace,
         key=None if key is None else os.fspath(key),
     )
+    reasons = dict(client.rejected)
+    for name in client.fallbacks:
+        warnings.warn(
+            f"{address}: {client.transport} is used, {name} should work and does not: {reasons[name]} "
+            f'(transport="{client.transport}" says that this is meant)',
+            FallbackWarning,
+            stacklevel=2,
+        )
+    return client

@@ -287,8 +287,9 @@ class Publish:
 class Client:
     """A connection to one server; make it with paramwire.connect(). Any thread.
 
-    timeout:  of each call, seconds; None takes the client's. Ctrl-C ends the waiting of any call within 200 ms (the
-              call itself goes on in the background until its deadline, with the arrays it fills)
+    timeout:  of each call, seconds; None takes the client's. Ctrl-C ends the waiting of any call within 200 ms. A fetch
+              over 64 MiB, a view and a publish go on in the background until their deadline, with the arrays they use;
+              any other call is over: its connection is dropped, and arrays that it filled are undefined
     """
 
     def __init__(
@@ -296,6 +297,9 @@ class Client:
         address: str,
         *,
         transport: str = "auto",
+        small_transport: str | None = None,
+        small_bytes: int = 65536,
+        strict: bool = False,
         timeout: float = 30.0,
         lease_ttl: float = 10.0,
         verify: bool = True,
@@ -311,8 +315,16 @@ class Client:
         """In use: "shm", "udp" or "tcp"."""
 
     @property
+    def small_transport(self) -> str:
+        """In use for fetches of at most `small_bytes`."""
+
+    @property
     def rejected(self) -> list[tuple[str, str]]:
         """Better transports that are not used, with the reason."""
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """Those of `rejected` that should work here: with `strict` there are none."""
 
     @property
     def newest(self) -> Version | None:

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
+class FallbackWarning(RuntimeWarning):
+    """connect() goes on without a transport that should work between these two processes; the text has the reason."""
+
+
 class Version(NamedTuple):
     """A version of the model: epochs fence restarts, counters count the publishes of one epoch from 1. Ordered.
 

@@ -8,9 +8,10 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 
-from paramwire import Error, __version__
+from paramwire import Error, FallbackWarning, __version__
 from paramwire._core import crc_implementation
 from paramwire.cli_bench_options import add_harness
 from paramwire.cli_common import CliError, budget, byte_size, positive, row_range, seconds
@@ -254,7 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module, function = options.run.split(":")
         run: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), function)
-        status = run(options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", FallbackWarning)
+            warnings.showwarning = show_warning  # type: ignore[assignment]
+            status = run(options)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -270,6 +274,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(f"paramwire: {one_line(error)}", file=sys.stderr)
         return FAILED
+
+
+def show_warning(message: Warning | str, *_: object) -> None:
+    """As the other lines of this program, without the line of code that Python would show."""
+    print(f"paramwire: {message}", file=sys.stderr)
 
 
 def one_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import warnings
 from typing import Any
 
 from rich.table import Table
@@ -51,11 +52,22 @@ def examine(address: str | None, need: list[str], key: str | None = None) -> dic
 
 def examine_server(address: str, key: str | None) -> dict[str, Any]:
     """Which transport a client here would get from that server, and why not the others."""
-    out: dict[str, Any] = {"address": address, "transport": None, "rejected": [], "newest": None, "error": None}
+    out: dict[str, Any] = {
+        "address": address,
+        "transport": None,
+        "small_transport": None,
+        "rejected": [],
+        "newest": None,
+        "error": None,
+    }
     try:
-        with paramwire.connect(address, timeout=CONNECT_SECONDS, key=key or None) as client:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", paramwire.FallbackWarning)  # shown among the rejected
+            client = paramwire.connect(address, timeout=CONNECT_SECONDS, key=key or None)
+        with client:
             newest = client.newest
             out["transport"] = client.transport
+            out["small_transport"] = client.small_transport
             out["rejected"] = [{"name": name, "reason": reason} for name, reason in client.rejected]
             out["newest"] = None if newest is None else str(newest)
     except paramwire.Error as error:
@@ -153,7 +165,10 @@ def machine_pairs(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
 def server_pairs(server: dict[str, Any]) -> list[tuple[str, str | Text]]:
     if server["error"]:
         return [("not reached", Text(server["error"], style="yellow"))]
-    rows: list[tuple[str, str | Text]] = [("transport", Text(server["transport"], style="green"))]
+    used = server["transport"]
+    if server["small_transport"] != used:
+        used += f", {server['small_transport']} for small fetches"
+    rows: list[tuple[str, str | Text]] = [("transport", Text(used, style="green"))]
     rows += [(f"not {row['name']}", row["reason"]) for row in server["rejected"]]
     return [*rows, ("newest version", server["newest"] or "none yet")]
 

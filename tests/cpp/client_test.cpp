@@ -192,8 +192,12 @@ TEST_P(ClientTest, ARestartedServerEndsSnapshotsAndServesNewOnes) {
   server_ = start(listen);
   publish({{spec("a", {100}), pattern(100, 2)}});
   const auto gone = fetch(*before, "a");
-  ASSERT_FALSE(gone.ok());
-  EXPECT_EQ(gone.error().code(), Code::kStale) << gone.error().to_string();
+  if (gone.ok()) {  // memory that was shared before outlives its server: the bytes are the old snapshot's own
+    EXPECT_STREQ(GetParam(), "shm");
+    EXPECT_EQ(*gone, pattern(100, 1));
+  } else {
+    EXPECT_EQ(gone.error().code(), Code::kStale) << gone.error().to_string();
+  }
   const auto after = client->snapshot({});
   ASSERT_TRUE(after.ok()) << after.error().to_string();
   EXPECT_GT((*after)->version(), before->version());

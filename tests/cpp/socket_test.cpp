@@ -1,15 +1,18 @@
 #include "paramwire/base/endpoint.hpp"
 #include "paramwire/base/fork_guard.hpp"
+#include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/socket.hpp"
 #include "paramwire/base/text.hpp"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -239,6 +242,64 @@ TEST(Socket, AFreshNetworkNamespaceIsNamedByItsDownInterface) {
   });
   if (status == kNoNamespace) GTEST_SKIP() << "no permission to make a network namespace";
   EXPECT_EQ(status, 0);
+}
+
+// Whoever asks for the end of this thread's waits: `asked` counts the questions.
+std::atomic<int> asked{0};
+std::atomic<int> yes_from{0};
+bool ask() { return ++asked >= yes_from; }
+
+TEST(Interrupt, WaitsEndBeforeTheirDeadlineAndStayEnded) {
+  auto pair = *socket_pair();
+  std::mutex mutex;
+  std::condition_variable changed;
+  asked = 0;
+  yes_from = 2;
+  {
+    const WaitInterrupt interrupt(&ask);
+    std::byte byte{};
+    const auto got = pair.first.receive({&byte, 1}, in_seconds(60));
+    ASSERT_FALSE(got.ok());
+    EXPECT_EQ(got.error().code(), Code::kTimeout);
+    EXPECT_NE(got.error().message().find("interrupted"), std::string::npos) << got.error().message();
+    EXPECT_EQ(asked, 2);
+    std::unique_lock lock(mutex);
+    EXPECT_FALSE(wait_on(changed, lock, in_seconds(60), [] { return false; }));
+    EXPECT_TRUE(lock.owns_lock());
+    EXPECT_EQ(asked, 2) << "once it said so nobody is asked again";
+  }
+  EXPECT_FALSE(wait_interrupted());
+  std::unique_lock lock(mutex);
+  EXPECT_FALSE(wait_on(changed, lock, steady_clock().now() + 1000, [] { return false; }));
+  EXPECT_TRUE(wait_on(changed, lock, 0, [] { return true; }));
+}
+
+TEST(Interrupt, IsTheThreadsOwnAndAsksWithNoLockHeld) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool ready = false;
+  static std::mutex* taken = nullptr;
+  static std::atomic<bool> questioned = false;
+  taken = &mutex;
+  std::thread setter;
+  {
+    const WaitInterrupt interrupt([] {
+      const std::lock_guard free(*taken);  // would never return if the wait held it
+      questioned = true;
+      return false;
+    });
+    setter = std::thread([&] {
+      EXPECT_FALSE(wait_interrupted());
+      EXPECT_EQ(wait_slice(kNever), kNever);
+      while (!questioned) std::this_thread::yield();
+      const std::lock_guard lock(mutex);
+      ready = true;
+      changed.notify_one();
+    });
+    std::unique_lock lock(mutex);
+    EXPECT_TRUE(wait_on(changed, lock, kNever, [&] { return ready; }));
+  }
+  setter.join();
 }
 
 TEST(ForkGuard, KnowsTheChildAndOnlyTheChild) {

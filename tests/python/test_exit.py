@@ -68,12 +68,13 @@ PROGRAMS = {
     "closed in the wrong order": (CONNECT + "client.close(); snapshot.close(); del client", 0),
     "open publish": (CONNECT + "p = client.publish(); p.put('x', np.zeros(3))", 0),
     "own server": (
-        "s = pw.Server('tcp://127.0.0.1:0'); c = pw.connect(s.address); p = s.publish(); p.put('x', np.zeros(3))",
+        "s = pw.Server('tcp://127.0.0.1:0'); c = pw.connect(s.address, transport='tcp')\n"
+        "p = s.publish(); p.put('x', np.zeros(3))",
         0,
     ),
     "own server, daemon thread": (
         "s = pw.Server('tcp://127.0.0.1:0')\nwith s.publish() as p: p.put('w', np.zeros(3))\n"
-        "snapshot = pw.connect(s.address).snapshot()\n" + DAEMON.format(FETCH),
+        "snapshot = pw.connect(s.address, transport='tcp').snapshot()\n" + DAEMON.format(FETCH),
         0,
     ),
     "at exit": (CONNECT + "import atexit; atexit.register(lambda: snapshot['w'])", 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -49,13 +50,14 @@ def test_huge_pages_that_are_tried_fall_back_and_say_so(tmp_path, no_huge_pages,
         with server.publish() as p:
             p.put("w", np.arange(1000))
         assert "vm.nr_hugepages" in server.stats()["tier_note"]
-        with pw.connect(server.address) as client:
+        told = pytest.warns(pw.FallbackWarning) if tier == "heap" else contextlib.nullcontext()
+        with told, pw.connect(server.address) as client:
             np.testing.assert_array_equal(client.fetch("w"), np.arange(1000))
-            assert client.transport == {"memory": "shm", "heap": "tcp"}[tier]
+            assert (client.transport == "shm") == (tier == "memory")
 
 
 @pytest.mark.parametrize("published", [True, False])
-def test_a_server_whose_memory_can_not_be_mapped_is_read_over_tcp_and_says_why(tmp_path, published):
+def test_a_server_whose_memory_can_not_be_mapped_is_read_by_another_way_and_says_why(tmp_path, published):
     def publish() -> None:
         with server.publish() as p:
             p.put("w", np.arange(1000))
@@ -63,12 +65,14 @@ def test_a_server_whose_memory_can_not_be_mapped_is_read_over_tcp_and_says_why(t
     with pw.Server(unix_directory=str(tmp_path / "s"), tier="heap") as server:
         if published:
             publish()
-        with pw.connect(server.address) as client:
+        with pytest.warns(pw.FallbackWarning, match="shm should work"):
+            client = pw.connect(server.address)
+        with client:
             if not published:
                 publish()
             np.testing.assert_array_equal(client.fetch("w"), np.arange(1000))
-            assert client.transport == "tcp"
-            ((name, reason),) = client.rejected
+            assert client.transport in ("udp", "tcp")
+            name, reason = client.rejected[0]
             assert name == "shm"
             assert 'tier="memory"' in reason
         with pytest.raises(pw.UnavailableError, match='tier="memory"'):

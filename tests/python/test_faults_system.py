@@ -134,7 +134,7 @@ print(json.dumps(out))
 def test_without_descriptors_the_limit_is_named_and_nothing_is_called_corrupt(published, transport):
     out = run(NO_DESCRIPTORS, published.address, transport)
     assert (out.pop("fetch after")[0], out.pop("view after")[0]) == ("ok", "ok")
-    if transport == "udp":  # connecting tried the path: the link of the first fetch is there
+    if transport != "tcp":  # connecting tried the path: the link of the first fetch is there
         assert out.pop("fetch")[0] == "ok"
     for name, (error, text) in out.items():
         assert error in ("UnavailableError", "BackpressureError"), f"{name}: {error}: {text}"
@@ -145,16 +145,19 @@ NO_ADDRESSES = """
 with open("/proc/self/status") as status:
     size = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmSize"))
 resource.setrlimit(resource.RLIMIT_AS, (size + (200 << 20), resource.RLIM_INFINITY))
-client = pw.connect(address)
+import warnings
+with warnings.catch_warnings(record=True) as told:
+    client = pw.connect(address)
+assert [w.category for w in told] == [pw.FallbackWarning]
 print(json.dumps({"client": [client.transport, str(client.rejected)], "fetch": kind(lambda: client.fetch("w")),
        "pinned": kind(lambda: pw.connect(address, transport="shm"))}))
 """
 
 
-def test_an_arena_that_does_not_fit_into_the_address_space_is_read_over_tcp(published):
+def test_an_arena_that_does_not_fit_into_the_address_space_is_read_by_another_way(published):
     out = run(NO_ADDRESSES, published.address)
     transport, rejected = out["client"]
-    assert transport == "tcp"
+    assert transport in ("udp", "tcp")
     assert "Cannot allocate memory" in rejected
     assert out["fetch"] == ["ok", "ndarray"]
     assert out["pinned"][0] == "UnavailableError"

@@ -230,8 +230,10 @@ def test_a_pinned_transport_that_can_not_be_had_is_refused_with_the_reason(tmp_p
         assert server.address.startswith("tcp://")
         with pytest.raises(pw.UnavailableError, match="unix socket"):
             pw.connect(server.address, transport="shm")
-        with pw.connect(server.address) as client:
-            assert client.transport == "tcp"
+        with pytest.warns(pw.FallbackWarning):
+            client = pw.connect(server.address)
+        with client:
+            assert client.transport in ("udp", "tcp")
             assert client.rejected[0][0] == "shm"
             assert "unix socket" in client.rejected[0][1]
     with pytest.raises(pw.UnreachableError):

@@ -110,7 +110,7 @@ def test_other_addresses_than_loopback_are_served_with_a_key_only(key):
         pw.Server(["tcp://0.0.0.0:0"])
     with (
         pw.Server(["tcp://0.0.0.0:0"], key=key) as server,
-        pw.connect(f"127.0.0.1:{port_of(server)}", key=key) as client,
+        pw.connect(f"127.0.0.1:{port_of(server)}", key=key, transport="tcp") as client,
     ):
         assert client.newest is None
 

@@ -183,9 +183,7 @@ class RemotePublisher final : public Publisher {
 
 Result<std::shared_ptr<Client>> Client::connect(std::string_view address, const ClientOptions& options) {
   PARAMWIRE_TRY(endpoint, parse_endpoint(address));
-  if (options.transport != "auto" && options.transport != "shm" && options.transport != "udp" && options.transport != "tcp") {
-    return Error(Code::kInvalid, cat("unknown transport \"", options.transport, "\"; known: auto, shm, udp, tcp"));
-  }
+  PARAMWIRE_CHECK(Paths::check(options));
   if (options.lease_ttl < 30'000) return Error(Code::kInvalid, cat("lease_ttl of ", options.lease_ttl, " us: at least 30 ms are needed to renew it in time"));
   PARAMWIRE_TRY(high, system_random());
   PARAMWIRE_TRY(low, system_random());

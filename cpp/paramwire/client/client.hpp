@@ -30,7 +30,10 @@
 namespace paramwire {
 
 struct ClientOptions {
-  std::string transport = "auto";            // "auto": the best that works, with the reasons in stats(); "shm", "udp", "tcp": pinned
+  std::string transport = "auto";            // "auto": the first of shm, udp, tcp that works, with the reasons in stats(); "shm", "udp", "tcp": pinned
+  std::string small_transport;               // of fetches up to small_bytes: "" as `transport` (with "auto" udp beside tcp), "same", "shm", "udp", "tcp"
+  std::uint64_t small_bytes = 64 * 1024;     // of all blocks of one fetch together
+  bool strict = false;                       // "auto": kUnavailable instead of going on without a transport that should work here
   Micros timeout = 30 * kMicrosPerSecond;    // of calls that bring none
   Micros lease_ttl = 10 * kMicrosPerSecond;  // of leased snapshots; renewed at a third of it by a thread of the client
   bool verify = true;                        // false only to measure a transport bare: then nothing is checked (OmittedReadChecks::crc)
@@ -72,10 +75,18 @@ struct TensorEntry {
   std::string alias_of;                      // empty unless tied to another tensor
 };
 
+struct RejectedTransport {
+  std::string transport;
+  std::string reason;
+  bool failed = false;                       // it should work here (same host, offered by the server): what is used instead is a fallback
+};
+
 struct ClientStats {
   std::string transport;                     // in use: "shm", "udp" or "tcp"
-  std::vector<std::pair<std::string, std::string>> rejected;  // transports not used, with the reason, in order of preference
+  std::string small_transport;               // in use for fetches up to small_bytes
+  std::vector<RejectedTransport> rejected;   // transports not used, in order of preference
   LinkStats link;                            // sums over all links of this client
+  std::vector<std::pair<std::string, LinkStats>> by_transport;  // the same, of each in use
   std::uint64_t snapshots = 0;               // manifests opened or refreshed
   std::uint64_t manifest_bytes = 0;          // received for them
   std::uint64_t retries = 0;                 // fetch rounds repeated for a change, a bad CRC or a lost link
@@ -177,8 +188,8 @@ class Client {
  public:
   // `address`: "tcp://HOST:PORT", "HOST:PORT" or "unix:PATH".
   // errors: kInvalid for a bad address or option (with the position); kUnreachable, kTimeout; kDenied when one side lacks the cluster
-  //         key or has another; as ClusterKey::load for the file; kUnavailable when the pinned
-  //         transport can't be had, listing every candidate with its reason.
+  //         key or has another; as ClusterKey::load for the file; kUnavailable when a pinned
+  //         transport can't be had, listing every candidate with its reason, or when `strict` one failed that should work.
   static Result<std::shared_ptr<Client>> connect(std::string_view address, const ClientOptions& options);
   ~Client();
 

@@ -1,12 +1,8 @@
 #include "paramwire/client/client_impl.hpp"
 
-#include "paramwire/base/host_identity.hpp"
 #include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/base/thread.hpp"
-#include "paramwire/net/shm_link.hpp"
-#include "paramwire/net/tcp_link.hpp"
-#include "paramwire/net/udp_link.hpp"
 
 #include <algorithm>
 #include <cassert>
@@ -16,9 +12,6 @@ namespace paramwire {
 
 namespace {
 
-// Threads of one client that may read at once: the fetch thread, two prefetch threads and a few callers. Each link is a
-// connection at the server, or a mapping here.
-constexpr std::size_t kLinksMax = 8;
 // A lease is renewed when a third of its time is over: two renewals may be lost before it ends.
 constexpr Micros kRenewParts = 3;
 // close() waits for the server no longer than this: leases end by themselves.
@@ -54,7 +47,7 @@ std::uint64_t bytes_of(std::span<const BlockRead> batch) {
 
 ClientImpl::ClientImpl(Endpoint endpoint, const ClientOptions& options, Caller caller)
     : endpoint_(std::move(endpoint)), options_(options), caller_(std::move(caller)), trace_(options_.trace.get()),
-      credit_(std::make_shared<InboundCredit>(2 * std::uint64_t{kLinkReceiveBuffer})), pool_([this](Micros until) { return open_link(until); }, kLinksMax) {}
+      paths_(endpoint_, options_, caller_, [this] { return incarnation(); }) {}
 
 Status ClientImpl::check_usable() const {
   PARAMWIRE_CHECK(fork_.check("client"));
@@ -78,85 +71,7 @@ Status ClientImpl::open(Micros until) {
     incarnation_ = control_->facts().incarnation;
     counters_.newest = control_->facts().newest;
   }
-  return choose_transport(until);
-}
-
-Status ClientImpl::choose_transport(Micros until) {
-  const ServerFacts& facts = control_->facts();
-  std::vector<std::pair<std::string, std::string>> rejected;
-  std::optional<Transport> chosen;
-  if (options_.transport == "auto" || options_.transport == "shm") {
-    std::string reason;
-    const std::string path = endpoint_.kind == Endpoint::Kind::kUnix ? endpoint_.path : facts.unix_path;
-    if (path.empty()) {
-      reason = "the server has no unix socket: start it with listen \"unix:PATH\"";
-    } else if (endpoint_.kind != Endpoint::Kind::kUnix && (facts.host_id.empty() || facts.host_id != host_identity())) {
-      reason = "the server runs on another host, or in another network namespace";
-    } else {
-      local_ = Endpoint::unix_socket(path);
-      auto link = open_shm(until);
-      if (link.ok()) {
-        chosen = Transport::kShm;
-        view_link_ = std::move(*link);
-        view_incarnation_ = incarnation_;
-      } else {
-        reason = link.error().to_string();
-      }
-    }
-    if (!chosen) rejected.emplace_back("shm", reason);
-  }
-  if (options_.transport == "udp") {
-    transport_ = Transport::kUdp;  // what the pool opens; nobody else is here yet
-    auto link = pool_.borrow(until);
-    if (link.ok()) {
-      chosen = Transport::kUdp;
-    } else if (link.error().code() == Code::kUnavailable || link.error().code() == Code::kInvalid) {
-      rejected.emplace_back("udp", link.error().to_string());
-    } else {
-      return std::move(link).error();
-    }
-  }
-  if (!chosen && (options_.transport == "auto" || options_.transport == "tcp")) chosen = Transport::kTcp;
-  const std::lock_guard lock(mutex_);
-  rejected_ = std::move(rejected);
-  if (chosen) {
-    transport_ = *chosen;
-    return {};
-  }
-  std::string why;
-  for (const auto& [name, reason] : rejected_) why += cat(why.empty() ? "" : "; ", name, ": ", reason);
-  return Error(Code::kUnavailable, cat("transport \"", options_.transport, "\" to ", endpoint_.to_string(), " can't be had: ", why,
-                                       "; tcp is there: use transport=\"tcp\" or \"auto\""));
-}
-
-Result<std::unique_ptr<Link>> ClientImpl::open_shm(Micros until) {
-  ShmOptions options;
-  options.omitted.crc = !options_.verify;
-  options.drop_pages = options_.drop_view_pages;
-  return ShmLink::connect(local_, caller_, incarnation(), options, until);
-}
-
-Result<std::unique_ptr<Link>> ClientImpl::open_udp(Micros until) {
-  UdpOptions options;
-  options.omitted.crc = !options_.verify;
-  options.busy_poll = options_.busy_poll;
-  return UdpLink::connect(endpoint_, caller_, incarnation(), options, credit_, until);
-}
-
-Result<std::unique_ptr<Link>> ClientImpl::open_tcp(Micros until) {
-  OmittedReadChecks omitted;
-  omitted.crc = !options_.verify;
-  return TcpLink::connect(endpoint_, caller_, incarnation(), omitted, until);
-}
-
-Result<std::unique_ptr<Link>> ClientImpl::open_link(Micros until) {
-  // transport_ never changes after open(): a lost shm server is a lost server, not a reason to go on slower unseen.
-  switch (transport_) {
-    case Transport::kShm: return open_shm(until);
-    case Transport::kUdp: return open_udp(until);
-    case Transport::kTcp: break;
-  }
-  return open_tcp(until);
+  return paths_.choose(control_->facts(), until);
 }
 
 std::shared_ptr<ControlLink> ClientImpl::control() const {
@@ -201,7 +116,7 @@ Result<bool> ClientImpl::reconnect_alone(const std::shared_ptr<ControlLink>& bro
       newest_.reset();  // manifests of another incarnation are no base for deltas
     }
   }
-  pool_.renew();
+  paths_.renew();
   return now == before;
 }
 
@@ -236,7 +151,7 @@ Result<ClientImpl::Opened> ClientImpl::open_snapshot(const std::optional<Version
   const auto milliseconds = [](Micros span) { return static_cast<std::uint32_t>(std::clamp<Micros>(span / 1000, 0, 0xffffffff)); };
   message.lease_ttl_ms = milliseconds(lease_ttl);
   message.wait_ms = milliseconds(std::min(wait, until - steady_clock().now()));
-  message.locators = transport_ == Transport::kShm;
+  message.locators = paths_.has(Transport::kShm);
   const Micros sent = steady_clock().now();
   PARAMWIRE_TRY(answer, call([&](std::uint64_t request) { return message.encode(request); }, FrameType::kManifest, until));
   PARAMWIRE_TRY(head, ManifestMessage::decode(answer.meta));
@@ -376,13 +291,14 @@ FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<F
     error = Error(Code::kStale, "the server restarted: the snapshot is gone with the incarnation that made it, take a new one");
     return FetchMachine::Event::kChanged;
   }
-  auto link = pool_.borrow(until);
+  const std::uint64_t bytes = bytes_of(batch);
+  auto link = paths_.borrow(bytes, until);
   if (!link.ok()) {
     error = std::move(link).error();
     return event_of(error->code());
   }
   {
-    const TraceSpan span(trace_, "read", trace_ != nullptr ? bytes_of(batch) : 0);
+    const TraceSpan span(trace_, "read", bytes);
     (*link)->read(batch, until);
   }
   for (std::size_t o = 0; o < owners.size(); ++o) {
@@ -469,14 +385,16 @@ Status ClientImpl::fetch(FetchMachine::Mode mode, std::shared_ptr<const HeldMani
 Result<BlockView> ClientImpl::view(const HeldManifest& held, const BlockRead& what) {
   const Stopwatch watch(view_ns_);
   const TraceSpan span(trace_, "view", what.range.size);
-  if (transport_ != Transport::kShm) {
-    return Error(Code::kUnavailable, cat("views need shared memory, this client's transport is ", transport_name(), rejected_.empty() ? "" : cat(" (shm: ", rejected_.front().second, ")"), ": fetch instead"));
+  if (!paths_.has(Transport::kShm)) {
+    const auto& rejected = paths_.rejected();
+    const std::string why = !rejected.empty() && rejected.front().transport == "shm" ? cat(" (shm: ", rejected.front().reason, ")") : std::string();
+    return Error(Code::kUnavailable, cat("views need shared memory, this client's transport is ", transport_name(paths_.bulk()), why, ": fetch instead"));
   }
   const std::lock_guard lock(view_mutex_);
   PARAMWIRE_CHECK(check_usable());  // again: a link opened after close() would stay
   if (!view_link_ || view_link_->broken() || view_incarnation_ != held.incarnation()) {
     if (held.incarnation() != incarnation()) return Error(Code::kStale, "the server restarted: the snapshot is gone with the incarnation that made it, take a new one");
-    PARAMWIRE_TRY(link, open_shm(deadline({})));
+    PARAMWIRE_TRY(link, paths_.open_shm_alone(deadline({})));
     if (view_link_) view_dropped_ = view_dropped_ + view_link_->stats();
     view_link_ = std::move(link);
     view_incarnation_ = held.incarnation();
@@ -564,7 +482,7 @@ void ClientImpl::close() {
   if (auto link = control()) link->close();  // wakes a renewal that waits for an answer
   // Connections end here and not with the last handle: whoever keeps a closed client would cost the server its connections, and
   // this process its mappings. Views keep what they need.
-  pool_.close();
+  paths_.close();
   if (const std::unique_lock lock(view_mutex_, std::try_to_lock); lock.owns_lock() && view_link_) {  // else it waits for the server
     view_dropped_ = view_dropped_ + view_link_->stats();
     view_link_.reset();
@@ -595,20 +513,27 @@ void ClientImpl::close() {
 }
 
 ClientStats ClientImpl::stats() const {
-  LinkStats link = pool_.stats();
+  LinkStats views;
   {
     const std::lock_guard lock(view_mutex_);
-    link = link + view_dropped_;
-    if (view_link_) link = link + view_link_->stats();
+    views = view_dropped_;
+    if (view_link_) views = views + view_link_->stats();
   }
   ClientStats out;
   {
     const std::lock_guard lock(mutex_);
     out = counters_;
-    out.transport = transport_name();
-    out.rejected = rejected_;
   }
-  out.link = link;
+  out.transport = transport_name(paths_.bulk());
+  out.small_transport = transport_name(paths_.small());
+  out.rejected = paths_.rejected();
+  for (const Transport transport : {Transport::kShm, Transport::kUdp, Transport::kTcp}) {
+    if (!paths_.has(transport)) continue;
+    LinkStats link = paths_.stats(transport);
+    if (transport == Transport::kShm) link = link + views;
+    out.link = out.link + link;
+    out.by_transport.emplace_back(transport_name(transport), link);
+  }
   return out;
 }
 

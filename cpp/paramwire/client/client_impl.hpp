@@ -1,4 +1,4 @@
-// Inside of the client: one control link, a pool of data links, the newest manifest, and two threads.
+// Inside of the client: one control link, the ways that bytes come (client/paths), the newest manifest, and two threads.
 //
 // threads: "pw-renew" renews leases, "pw-fetch" runs tickets; both started when first needed and ended by close(). One that
 // waits for a server that does not answer is left to its deadline: it holds this object until then. No lock is held while the
@@ -10,9 +10,8 @@
 #include "paramwire/client/client.hpp"
 #include "paramwire/client/fetch_machine.hpp"
 #include "paramwire/client/held_manifest.hpp"
-#include "paramwire/client/link_pool.hpp"
+#include "paramwire/client/paths.hpp"
 #include "paramwire/net/control_link.hpp"
-#include "paramwire/net/pull_window.hpp"
 
 #include <atomic>
 #include <condition_variable>
@@ -81,13 +80,6 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   const ClientOptions& options() const noexcept { return options_; }
 
  private:
-  enum class Transport : std::uint8_t { kShm, kUdp, kTcp };
-  std::string_view transport_name() const noexcept { return transport_ == Transport::kShm ? "shm" : transport_ == Transport::kUdp ? "udp" : "tcp"; }
-  Status choose_transport(Micros deadline);
-  Result<std::unique_ptr<Link>> open_link(Micros deadline);
-  Result<std::unique_ptr<Link>> open_shm(Micros deadline);
-  Result<std::unique_ptr<Link>> open_udp(Micros deadline);
-  Result<std::unique_ptr<Link>> open_tcp(Micros deadline);
   std::shared_ptr<ControlLink> control() const;
   // A new control link. returns: whether the incarnation is the one seen before.
   Result<bool> reconnect(const std::shared_ptr<ControlLink>& broken, Micros deadline);
@@ -111,16 +103,12 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   mutable std::mutex mutex_;                       // everything down to the pool
   std::shared_ptr<ControlLink> control_;
   Incarnation incarnation_;
-  Transport transport_ = Transport::kTcp;
-  Endpoint local_;                                 // the server's unix socket, for shm
-  std::vector<std::pair<std::string, std::string>> rejected_;
   std::shared_ptr<const HeldManifest> newest_;     // base of deltas
   ClientStats counters_;
   std::condition_variable reconnect_turn_;
   bool reconnecting_ = false;                      // one reconnection at a time
 
-  const std::shared_ptr<InboundCredit> credit_;    // of all udp links
-  LinkPool pool_;
+  Paths paths_;
   mutable std::mutex view_mutex_;                          // the one link that gives views, so that each block is verified once
   std::unique_ptr<Link> view_link_;
   LinkStats view_dropped_;                         // of earlier ones

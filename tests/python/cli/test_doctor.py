@@ -124,7 +124,7 @@ def test_a_server_is_reached_as_a_client_would(capsys, tmp_path):
         status, found = record(capsys, server.endpoints[1])
         assert status == 0
         assert found["server"]["newest"] is None
-        assert set(found["server"]) == {"address", "transport", "rejected", "newest", "error"}
+        assert set(found["server"]) == {"address", "transport", "small_transport", "rejected", "newest", "error"}
         assert found["server"]["transport"] == "shm"
     with pw.Server("tcp://127.0.0.1:0") as server:
         tcp = server.address
