@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -92,6 +93,14 @@ def interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def quick_collections() -> Iterator[None]:
+    """gc.collect() looks at what the test made, not at all that pytest and the modules hold: 1 ms in place of 50."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def soak(request: pytest.FixtureRequest) -> bool:
     """Whether this run may take minutes and gigabytes."""
@@ -131,9 +140,8 @@ def client(server, transport) -> Iterator[pw.Client]:
         yield made
 
 
-@pytest.fixture
-def start_server() -> Iterator[Callable[..., ServerProcess]]:
-    """Starts server processes with the options given; they end with the test."""
+@contextlib.contextmanager
+def server_processes() -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
     def start(**options: object) -> ServerProcess:
@@ -145,6 +153,20 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
     finally:
         for process in started:
             process.close()
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts server processes with the options given; they end with the test."""
+    with server_processes() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_server_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """For tests that leave it as it was: all those of a module that ask for it use this one."""
+    with server_processes() as start:
+        yield start(unix_directory=str(tmp_path_factory.mktemp("shared") / "s"))
 
 
 @pytest.fixture
