@@ -147,7 +147,7 @@ void bind_client(py::module_& module) {
   const auto none = py::none();
   py::class_<PyClient>(module, "Client", py::is_final())
       .def(py::init([](const std::string& address, const std::string& transport, double timeout, double lease_ttl, bool verify, bool busy_poll, bool drop_view_pages,
-                       std::shared_ptr<Trace> trace, const std::optional<std::string>& key) {
+                       std::shared_ptr<Trace> trace, const std::optional<std::filesystem::path>& key) {
              ClientOptions options;
              options.transport = transport;
              options.timeout = micros_required(timeout, "timeout");
