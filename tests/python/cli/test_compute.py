@@ -157,11 +157,13 @@ class NarrowChild(Child):
         assert fcntl.fcntl(self.stdout, fcntl.F_SETPIPE_SZ, 4096) == 4096
 
 
-def test_demo_of_a_tiny_model_shows_both_versions(capsys, monkeypatch, tiny_gguf):
+def test_demo_of_a_tiny_model_with_a_key_shows_both_versions(capsys, monkeypatch, tiny_gguf):
     # Pages of memory are larger than the tiny model's budget would be, so it gets one that holds all of it.
     monkeypatch.setattr(cli_demo, "Child", NarrowChild)
-    assert main(["demo", "--json", "--model", str(tiny_gguf.path), "--tokens", "400", "--budget", "64MiB"]) == 0
-    shown([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    words = ["--model", str(tiny_gguf.path), "--tokens", "400", "--budget", "64MiB", "--key"]
+    assert main(["demo", "--json", *words]) == 0
+    runs = shown([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    assert [runs[name]["key"] for name in ("shm", "udp", "tcp")] == [True] * 3
 
 
 def test_demo_of_the_real_model_keeps_its_budget_of_a_quarter(cli):
@@ -170,4 +172,5 @@ def test_demo_of_the_real_model_keeps_its_budget_of_a_quarter(cli):
     except CliError as error:
         pytest.skip(f"the real model is not installed: {error}")
     runs = shown(cli.json_lines("demo", "--json", "--tokens", "12"))
+    assert runs["tcp"]["key"] is False
     assert runs["shm"]["budget_bytes"] * 4 <= runs["shm"]["model_bytes"] < 300_000_000
