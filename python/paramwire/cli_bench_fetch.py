@@ -130,7 +130,7 @@ def fetches(setting: Setting, client: paramwire.Client, *, read: bool, cold: boo
         with plain_programs(setting, client.transport, read=read) as plain:
             figures = measure(
                 with_read, plain.calls, count=count, size=setting.size, seconds=setting.seconds,
-                server_pid=setting.server.pid, beside=plain.beside,
+                server_pid=setting.server.pid, beside=plain.beside, rounds=setting.rounds,
             )  # fmt: skip
             figures["verified"] = client.stats()["blocks_verified"] - started
             return figures | plain.facts(figures, setting, count), setting.right(ours, count)

@@ -72,6 +72,7 @@ def one_figure(setting: Setting, transport: str, wait: str, memory: str) -> Reco
             figures = measure(
                 ours, plain.calls, count=count, size=setting.size, seconds=setting.seconds,
                 server_pid=setting.server.pid, beside=plain.beside, with_histogram=True,
+                rounds=setting.rounds,
             )  # fmt: skip
             after = client.stats()
             facts = plain.facts(figures, setting, count)

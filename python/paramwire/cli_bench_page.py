@@ -85,7 +85,7 @@ BENCHES: dict[str, tuple[str, str, list[Column]]] = {
         "Fetches and views",
         "Verified reads of another process's blocks into the caller's memory. Cold moves on through more memory than "
         "the caches hold, warm stays at one block. The ratio is our speed over the baseline's in the same round, the "
-        "median of eight rounds; the spread is its least and greatest.",
+        "median of the rounds; the spread is its least and greatest.",
         [
             ("what", text_of("bench")), ("over", text_of("transport")), ("memory", text_of("memory")), ("block", size),
             ("p50", micros("p50_us")), ("p99", micros("p99_us")), ("GB/s", plain_number("gb_per_s")), *BASELINES,

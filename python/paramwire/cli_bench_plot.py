@@ -117,7 +117,7 @@ def draw_fetch(figure: Figure, records: Sequence[Record]) -> None:
     ratios.axhline(1, color=GREY, linewidth=1)
     ratios.set_ylim(bottom=0)
     ratios.set_ylabel("ratio to the best baseline of the same run")
-    for axes, title in ((rates, "Fetch rate"), (ratios, "Speed over baseline; band: least and most of 8 rounds")):
+    for axes, title in ((rates, "Fetch rate"), (ratios, "Speed over baseline; band: least and most of a round")):
         size_axis(axes, fetches)
         axes.set_title(title, fontsize=10, loc="left")
         axes.legend(fontsize=8, frameon=False)

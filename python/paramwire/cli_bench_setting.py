@@ -18,6 +18,8 @@ import numpy.typing as npt
 import paramwire
 from paramwire import _bench
 from paramwire.cli_bench_common import (
+    CLOSE_ROUNDS,
+    ROUNDS,
     START_SECONDS,
     Call,
     Child,
@@ -187,6 +189,10 @@ class Setting:
         cuts = [slice(index * self.size, (index + 1) * self.size) for index in range(self.count)]
         self.targets = [self.target[cut] for cut in cuts]
         self.sources = [self.source[cut] for cut in cuts]
+
+    @property
+    def rounds(self) -> int:
+        return CLOSE_ROUNDS if self.key else ROUNDS
 
     def connect(self, transport: str, wait: str = "blocking") -> paramwire.Client:
         return connected(address_for(transport, self.ready), transport, self.timeout, wait, self.key)
