@@ -167,7 +167,7 @@ void bind_client(py::module_& module) {
   py::class_<PyClient>(module, "Client", py::is_final())
       .def(py::init([](const std::string& address, const std::string& transport, const std::optional<std::string>& small_transport,
                        std::uint64_t small_bytes, bool strict, double timeout, double lease_ttl, bool verify, bool busy_poll, bool drop_view_pages,
-                       std::shared_ptr<Trace> trace, const std::optional<std::string>& key) {
+                       std::shared_ptr<Trace> trace, const std::optional<std::filesystem::path>& key) {
              ClientOptions options;
              options.transport = transport;
              options.small_transport = small_transport.value_or("");

@@ -147,18 +147,18 @@ TierOptions::HugePages huge_pages_from(const std::string& word) {
   raise_invalid(cat("huge_pages is \"", word, "\": known are no, try, require"));
 }
 
-std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, const std::string& unix_directory, const std::optional<std::string>& state,
+std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, const std::filesystem::path& unix_directory, const std::optional<std::filesystem::path>& state,
                                       std::optional<std::uint64_t> memory_limit, std::optional<std::uint64_t> arena_bytes, const std::string& huge_pages,
                                       const std::string& tier, double lease_ttl_max, double lease_age_max, std::uint32_t retained,
                                       std::optional<std::uint64_t> quarantine_limit, bool udp, bool busy_poll, std::shared_ptr<Trace> trace,
-                                      const std::optional<std::string>& key) {
+                                      const std::optional<std::filesystem::path>& key) {
   ServerOptions options;
   options.udp = udp;
   options.udp_busy_poll = busy_poll;
   options.listen = listen;
   if (key) options.key_file = key_path(*key);
-  options.unix_directory = unix_directory;
-  if (state) options.coordinator = cat("memory:", *state);
+  options.unix_directory = unix_directory.string();
+  if (state) options.coordinator = cat("memory:", state->string());
   if (memory_limit) options.tier_options.limit_bytes = *memory_limit;
   if (arena_bytes) options.tier_options.arena_bytes = *arena_bytes;
   options.tier_options.huge_pages = huge_pages_from(huge_pages);

@@ -73,9 +73,9 @@ void raise(const Error& error) {
 
 void raise_invalid(const std::string& message) { raise(Error(Code::kInvalid, message)); }
 
-const std::string& key_path(const std::string& path) {
+std::string key_path(const std::filesystem::path& path) {
   if (path.empty()) raise_invalid("the path of the key file is empty: name a file, or give no key at all");
-  return path;
+  return path.string();
 }
 
 // ---------------------------------------------------------------- values

@@ -7,8 +7,10 @@
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,7 +28,7 @@ void bind_errors(py::module_& module);
 [[noreturn]] void raise(const Error& error);
 [[noreturn]] void raise_invalid(const std::string& message);
 // The path of a key file, as it was given.  errors: InvalidError for an empty one, which the core would take for "no key".
-const std::string& key_path(const std::string& path);
+std::string key_path(const std::filesystem::path& path);
 
 inline void check(const Status& status) {
   if (!status.ok()) raise(status.error());

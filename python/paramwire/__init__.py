@@ -116,8 +116,8 @@ class Server(_Server):
         self,
         listen: str | Sequence[str] | None = None,
         *,
-        unix_directory: str | None = None,
-        state: str | None = None,
+        unix_directory: str | os.PathLike[str] | None = None,
+        state: str | os.PathLike[str] | None = None,
         memory_limit: int | None = None,
         arena_bytes: int | None = None,
         huge_pages: str = "no",
@@ -158,10 +158,11 @@ class Server(_Server):
             addresses: list[str] = []
         else:
             addresses = [listen] if isinstance(listen, str) else list(listen)
-        directory = unix_directory if unix_directory is not None else ("" if addresses else _private_directory())
+        if unix_directory is None:
+            unix_directory = "" if addresses else _private_directory()
         super().__init__(
             addresses,
-            unix_directory=directory,
+            unix_directory=unix_directory,
             state=state,
             memory_limit=memory_limit,
             arena_bytes=arena_bytes,
@@ -174,7 +175,7 @@ class Server(_Server):
             udp=udp,
             busy_poll=busy_poll,
             trace=trace,
-            key=None if key is None else os.fspath(key),
+            key=key,
         )
 
 
@@ -227,7 +228,7 @@ def connect(
         busy_poll=busy_poll,
         drop_view_pages=drop_view_pages,
         trace=trace,
-        key=None if key is None else os.fspath(key),
+        key=key,
     )
     reasons = dict(client.rejected)
     for name in client.fallbacks:

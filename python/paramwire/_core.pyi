@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import EllipsisType, TracebackType
 from typing import Any, Self, TypedDict, final, overload
@@ -110,14 +111,14 @@ def memory_room() -> MemoryRoom:
 
 # ---------------------------------------------------------------- cluster keys
 
-def new_key(path: str) -> str:
+def new_key(path: str | os.PathLike[str]) -> str:
     """Draw a cluster key and write its file with mode 0600; returns the key's id.
 
     errors:  InvalidError when there is a file of that name, which is left as it is; UnavailableError with the system's
              reason
     """
 
-def key_id(path: str) -> str:
+def key_id(path: str | os.PathLike[str]) -> str:
     """The id of the key in a file, 16 hex digits: the same on every node that has the same key, and no part of it.
 
     errors:  NotFoundError; DeniedError when others can use the file, or own it; InvalidError when it is no key file
@@ -132,8 +133,8 @@ class Server:
         self,
         listen: Sequence[str],
         *,
-        unix_directory: str,
-        state: str | None = None,
+        unix_directory: str | os.PathLike[str],
+        state: str | os.PathLike[str] | None = None,
         memory_limit: int | None = None,
         arena_bytes: int | None = None,
         huge_pages: str = "no",
@@ -145,7 +146,7 @@ class Server:
         udp: bool = True,
         busy_poll: bool = False,
         trace: Trace | None = None,
-        key: str | None = None,
+        key: str | os.PathLike[str] | None = None,
     ) -> None: ...
     @property
     def address(self) -> str:
@@ -306,7 +307,7 @@ class Client:
         busy_poll: bool = False,
         drop_view_pages: bool = False,
         trace: Trace | None = None,
-        key: str | None = None,
+        key: str | os.PathLike[str] | None = None,
     ) -> None: ...
     @property
     def address(self) -> str: ...

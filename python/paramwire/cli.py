@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from paramwire import Error, FallbackWarning, __version__
 from paramwire._core import crc_implementation
-from paramwire.cli_bench_options import add_harness
+from paramwire.cli_bench_options import add_harness, add_key_of_run
 from paramwire.cli_common import CliError, budget, byte_size, positive, row_range, seconds
 
 # Exit statuses: 0 done, 1 failed with one line on stderr, 2 wrong usage (argparse's own), 128 + signal when
@@ -155,6 +155,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
     )
+    add_key_of_run(parser, "give server and compute processes a cluster key")
     parser.add_argument("--json", action="store_true", help="JSON lines with the facts of each run, no text")
 
 

@@ -24,6 +24,9 @@ from paramwire.cli_common import CliError
 
 # Each figure's time is cut in this many rounds of all sides, so that a neighbour's load hits all, and the spread shows.
 ROUNDS = 8
+# The same where two sides of nearly the same speed are set against each other: a part in twenty shows in the median of
+# many short rounds only.
+CLOSE_ROUNDS = 64
 # Most calls whose times are kept, per side: beyond, the percentiles no longer move.
 SAMPLES_MAX = 400_000
 # How long a server process may take until it says that it is ready.
@@ -110,6 +113,7 @@ def measure(
     server_pid: int | None,
     beside: Sequence[str] = (),
     with_histogram: bool = False,
+    rounds: int = ROUNDS,
 ) -> dict[str, Any]:
     """Times `ours` and the baselines in interleaved rounds, each called with the block indices below `count` in turn.
 
@@ -121,8 +125,8 @@ def measure(
     one = Side(ours)
     others = {name: Side(call) for name, call in baselines.items()}
     cpu = 0.0
-    duration_ns = int(seconds * 1e9 / ROUNDS / (1 + len(others)))
-    for _ in range(ROUNDS):
+    duration_ns = int(seconds * 1e9 / rounds / (1 + len(others)))
+    for _ in range(rounds):
         for other in others.values():
             other.round(count, size, duration_ns)
         before = cpu_seconds(server_pid)

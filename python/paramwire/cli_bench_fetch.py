@@ -24,7 +24,17 @@ from paramwire.cli_bench_setting import (
     setting_of,
     wanted_transports,
 )
-from paramwire.cli_common import console, counted, in_micros, notes, number, size_name, steps_progress, table
+from paramwire.cli_common import (
+    console,
+    counted,
+    in_micros,
+    key_of_run,
+    notes,
+    number,
+    size_name,
+    steps_progress,
+    table,
+)
 
 SHM_FIGURES = ("fetch cold", "fetch warm", "fetch_read cold", "first_view cold", "view warm")
 OTHER_FIGURES = ("fetch cold", "fetch warm")
@@ -38,11 +48,11 @@ def bench_fetch(options: argparse.Namespace) -> int:
         notes().print(f"{about['cpu']}, {counted(about['cores'], 'core')}, Linux {about['kernel']}; "
                       f"cold figures move on through {size_name(rotate)} on each side")  # fmt: skip
     figures = sum(len(figures_of(transport)) for transport in transports)
-    with Recorder(options, show) as recorder:
+    with Recorder(options, show) as recorder, key_of_run(options.key) as key:
         with steps_progress() as progress:
             task = progress.add_task("bench fetch", total=figures * len(options.sizes))
             for size in options.sizes:
-                for record in bench_size(size, rotate, transports, options, progress, task):
+                for record in bench_size(size, rotate, transports, options, key, progress, task):
                     recorder.add(record)
             for record in measure_peers(options, progress, rotate):
                 recorder.add(record)
@@ -58,12 +68,13 @@ def bench_size(
     rotate: int,
     transports: Sequence[str],
     options: argparse.Namespace,
+    key: str | None,
     progress: Progress,
     task: TaskID,
 ) -> Iterator[Record]:
     """The records of one block size, each transport against the same server process."""
     progress.update(task, description=f"{size_name(size)}: server starts")
-    with setting_of(size, rotate, options) as setting:
+    with setting_of(size, rotate, options, key=key) as setting:
         for transport in transports:
             for figure in figures_of(transport):
                 progress.update(task, description=f"{size_name(size)} {transport}: {figure}")
@@ -119,7 +130,7 @@ def fetches(setting: Setting, client: paramwire.Client, *, read: bool, cold: boo
         with plain_programs(setting, client.transport, read=read) as plain:
             figures = measure(
                 with_read, plain.calls, count=count, size=setting.size, seconds=setting.seconds,
-                server_pid=setting.server.pid, beside=plain.beside,
+                server_pid=setting.server.pid, beside=plain.beside, rounds=setting.rounds,
             )  # fmt: skip
             figures["verified"] = client.stats()["blocks_verified"] - started
             return figures | plain.facts(figures, setting, count), setting.right(ours, count)
@@ -213,6 +224,7 @@ def show(records: Sequence[Record]) -> None:
         ]
         columns = ("what", "block", "p50", "p99", "GB/s", "base p50", "GB/s", "ratio", "CPU s/GB", "right")
         bases = ", ".join(dict.fromkeys(record["baseline"] for record in mine if record["baseline"]))
-        out.print(table(f"{transport}, from Python; base: {bases}", columns, rows, left=("what",)))
+        how = ", with a key" if mine[0]["key"] else ""
+        out.print(table(f"{transport}{how}, from Python; base: {bases}", columns, rows, left=("what",)))
         out.print()
     show_peers([record for record in records if record["bench"] == "peer"])

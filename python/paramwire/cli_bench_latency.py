@@ -20,7 +20,7 @@ from paramwire.cli_bench_setting import (
     waits_of,
     wanted_transports,
 )
-from paramwire.cli_common import console, in_micros, number, size_name, steps_progress, table
+from paramwire.cli_common import console, in_micros, key_of_run, number, size_name, steps_progress, table
 
 # Calls before the clock counts, beside one pass over cold blocks: sockets, caches and clocks of the processor settle.
 WARM_UP_CALLS = 200
@@ -29,16 +29,16 @@ WARM_UP_CALLS = 200
 def bench_latency(options: argparse.Namespace) -> int:
     transports = wanted_transports(options)
     rotate = rotation(options)
-    with Recorder(options, show) as recorder:
+    with Recorder(options, show) as recorder, key_of_run(options.key) as key:
         with steps_progress() as progress:
             task = progress.add_task("bench latency", total=len(options.sizes))
             for size in options.sizes:
                 progress.update(task, description=f"{size_name(size)}: server starts")
                 for wait in WAITS:
-                    measured = [transport for transport in transports if wait in waits_of(transport)]
+                    measured = [transport for transport in transports if wait in waits_of(transport, bool(key))]
                     if not measured:
                         continue
-                    with setting_of(size, rotate, options, wait) as setting:
+                    with setting_of(size, rotate, options, wait, key) as setting:
                         for transport in measured:
                             progress.update(task, description=f"{size_name(size)} {transport}, {wait}")
                             # Cold moves on through all blocks, warm stays at one.
@@ -72,6 +72,7 @@ def one_figure(setting: Setting, transport: str, wait: str, memory: str) -> Reco
             figures = measure(
                 ours, plain.calls, count=count, size=setting.size, seconds=setting.seconds,
                 server_pid=setting.server.pid, beside=plain.beside, with_histogram=True,
+                rounds=setting.rounds,
             )  # fmt: skip
             after = client.stats()
             facts = plain.facts(figures, setting, count)
@@ -116,5 +117,6 @@ def show(records: Sequence[Record]) -> None:
     columns = ("what", "block", "p50", "p90", "p99", "p99.9", "max", "base p50", "ratio", "CPU us", "right")
     bases = ", ".join(dict.fromkeys(record["baseline"] for record in records if record["baseline"]))
     out = console()
-    out.print(table(f"one verified fetch, from Python; base: {bases}", columns, rows, left=("what",)))
+    how = " with a key" if any(record["key"] for record in records) else ""
+    out.print(table(f"one verified fetch{how}, from Python; base: {bases}", columns, rows, left=("what",)))
     out.print("ratio: p50 over the baseline's; CPU: of both processes, for each call")

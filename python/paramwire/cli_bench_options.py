@@ -70,12 +70,19 @@ def add_harness(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--rotate", type=byte_size, default=None, metavar="SIZE", help=rotates)
     if name == "bench incast":
         parser.add_argument("--servers", type=positive, default=8, metavar="N", help="at once (default 8)")
+    if name in ("bench fetch", "bench latency"):
+        add_key_of_run(parser, "measure with a cluster key, beside the same without one")
     if name == "bench fetch":
         parser.add_argument("--peers", type=peers, default=[], metavar="LIST",
                             help=f"other systems, in the same run: all, or some of {','.join(PEERS)}")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--csv", metavar="FILE", help="write the records as CSV too")
     parser.add_argument("--plot", metavar="FILE", help="draw them as a PNG file (needs paramwire[bench])")
+
+
+def add_key_of_run(parser: argparse.ArgumentParser, about: str) -> None:
+    parser.add_argument("--key", nargs="?", const="", metavar="FILE",
+                        help=f"{about} (alone: a fresh key, gone with the run)")  # fmt: skip
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:

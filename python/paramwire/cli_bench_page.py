@@ -11,7 +11,7 @@ from typing import Any
 
 import paramwire
 from paramwire.cli_bench_output import yes
-from paramwire.cli_bench_plot import svg_text
+from paramwire.cli_bench_plot import svg_text, told_apart
 from paramwire.cli_common import CliError, in_bytes, in_micros, number, size_name
 
 Record = dict[str, Any]
@@ -85,7 +85,7 @@ BENCHES: dict[str, tuple[str, str, list[Column]]] = {
         "Fetches and views",
         "Verified reads of another process's blocks into the caller's memory. Cold moves on through more memory than "
         "the caches hold, warm stays at one block. The ratio is our speed over the baseline's in the same round, the "
-        "median of eight rounds; the spread is its least and greatest.",
+        "median of the rounds; the spread is its least and greatest.",
         [
             ("what", text_of("bench")), ("over", text_of("transport")), ("memory", text_of("memory")), ("block", size),
             ("p50", micros("p50_us")), ("p99", micros("p99_us")), ("GB/s", plain_number("gb_per_s")), *BASELINES,
@@ -156,14 +156,15 @@ def page(records: Sequence[Record], failures: Sequence[Failure], here: dict[str,
         f"<meta name='viewport' content='width=device-width'><style>{STYLE}</style></head><body>",
         f"<h1>paramwire bench</h1><p class='when'>{escape(when)}</p>",
     ]
+    shown = told_apart(records)
     for failure in failures:
         parts.append(f"<p class='wrong'>failed: {escape(failure.command)}<br>{escape(failure.reason)}</p>")
     if any(right(record) == "NO" for record in records):
         parts.append("<p class='wrong'>Some records have wrong bytes: look for NO below.</p>")
-    parts.append("<ul class='glance'>" + "".join(glance(records)) + "</ul>")
+    parts.append("<ul class='glance'>" + "".join(glance(shown)) + "</ul>")
     parts.append(machine_section(records, here))
     for bench in ("fetch", "latency", "incast", "mixed", "peer"):
-        mine = [record for record in records if SECTION_OF.get(record["bench"], record["bench"]) == bench]
+        mine = [record for record in shown if SECTION_OF.get(record["bench"], record["bench"]) == bench]
         if mine:
             parts.append(section(bench, mine))
     lines = "\n".join(json.dumps(record) for record in records)

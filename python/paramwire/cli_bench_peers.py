@@ -73,10 +73,10 @@ def measure_peers(options: argparse.Namespace, progress: Progress, rotate: int) 
                 count = max(1, min(COUNT_MAX, min(rotate, ROTATE_BYTES) // size))
                 blocks = Blocks(size, count, plain_memory(size * count), options.seconds, options.timeout)
                 for record in PEERS[name](blocks):
-                    yield peer_record(name, **record) | context(options)
+                    yield peer_record(name, **record) | context(options) | {"key": False}
         except Absent as absent:
             notes().print(f"peer {name} is absent: {absent}")
-            yield peer_record(name, reason=str(absent)) | context(options)
+            yield peer_record(name, reason=str(absent)) | context(options) | {"key": False}
         finally:
             progress.remove_task(task)
 

@@ -18,9 +18,15 @@ Record = dict[str, Any]
 # One hue for each transport, the same in every plot; from Okabe and Ito's palette, which colour-blind readers can tell
 # apart. Baselines are grey.
 COLOURS = {"shm": "#0072B2", "udp": "#D55E00", "tcp": "#009E73", "verbs": "#CC79A7", "auto": "#E69F00"}
+COLOURS |= {"udp, key": "#F0A070", "tcp, key": "#70C8A8"}  # their transport's, lighter
 GREY = "#777777"
 GREYS = ("#555555", "#999999", "#bbbbbb")
 DPI = 130
+
+
+def told_apart(records: Sequence[Record]) -> list[Record]:
+    """With a key counts as a transport of its own."""
+    return [r | {"transport": f"{r['transport']}, key"} if r.get("key") else r for r in records]
 
 
 def need_matplotlib() -> None:
@@ -50,6 +56,7 @@ def draw(records: Sequence[Record]) -> Figure:
     need_matplotlib()
     from matplotlib.figure import Figure
 
+    records = told_apart(records)
     bench = records[0]["bench"] if records else "nothing"
     drawers: dict[str, Callable[[Figure, Sequence[Record]], None]] = {
         "latency": draw_latency,
@@ -110,7 +117,7 @@ def draw_fetch(figure: Figure, records: Sequence[Record]) -> None:
     ratios.axhline(1, color=GREY, linewidth=1)
     ratios.set_ylim(bottom=0)
     ratios.set_ylabel("ratio to the best baseline of the same run")
-    for axes, title in ((rates, "Fetch rate"), (ratios, "Speed over baseline; band: least and most of 8 rounds")):
+    for axes, title in ((rates, "Fetch rate"), (ratios, "Speed over baseline; band: least and most of a round")):
         size_axis(axes, fetches)
         axes.set_title(title, fontsize=10, loc="left")
         axes.legend(fontsize=8, frameon=False)

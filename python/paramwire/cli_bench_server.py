@@ -73,14 +73,13 @@ class PlainServers:
 
 
 @contextlib.contextmanager
-def server_at(host: str, busy_poll: bool = False) -> Iterator[paramwire.Server]:
+def server_at(host: str, busy_poll: bool = False, key: str | None = None) -> Iterator[paramwire.Server]:
     """On a free port of `host`, and on a unix socket, for the time of the block.
 
-    busy_poll:  poll for requests, where this build has it
+    busy_poll:  poll for requests
+    key:        file of the cluster key
     """
-    more: dict[str, Any] = {}
-    if busy_poll and "udp_busy_poll" in inspect.signature(paramwire.Server).parameters:
-        more["udp_busy_poll"] = True
+    more: dict[str, Any] = {"key": key, "busy_poll": busy_poll}
     with contextlib.ExitStack() as stack:
         if host != "127.0.0.1":
             # Whoever names an address has no unix socket by default.
@@ -95,12 +94,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--busy-poll", action="store_true")
+    parser.add_argument("--key", help="file of the cluster key")
     parser.add_argument("--offset", type=int, default=0, help="of the first block in the pattern")
     options = parser.parse_args()
     region = np.empty(options.size * options.count, np.uint8)
     fill_pattern(region, options.offset)
     with (
-        server_at(options.host, options.busy_poll) as server,
+        server_at(options.host, options.busy_poll, options.key) as server,
         contextlib.closing(PlainServers(options.host, region)) as plain,
     ):
         before, begin = shared_and_anonymous(), time.perf_counter()

@@ -18,6 +18,8 @@ import numpy.typing as npt
 import paramwire
 from paramwire import _bench
 from paramwire.cli_bench_common import (
+    CLOSE_ROUNDS,
+    ROUNDS,
     START_SECONDS,
     Call,
     Child,
@@ -40,6 +42,13 @@ REGIONS = 4
 # How a client waits for a server: asleep in the kernel, or polling, which costs a core.
 WAITS = ("blocking", "busy_poll")
 
+# A key's price is measured over these: shm comes over the unix socket, which has none.
+KEYED = ("udp", "tcp")
+# Memory of a second server, as REGIONS.
+KEYLESS_REGIONS = 2
+# Cores that a client and two servers need when all poll: with fewer, they would take each other's.
+POLLING_CORES = 3
+
 # Bytes of a plain program's blocks that are looked at; all of ours are. A program that brought other bytes would be no
 # baseline, and would do so from the first block on.
 CHECK_BYTES = 64 << 20
@@ -51,11 +60,16 @@ GAUGES = ("receive_buffer_bytes", "segment_bytes", "window_bytes", "round_trip_u
 UDP_SEGMENTS = "plain udp, segments"
 UDP_DATAGRAMS = "plain udp, 64 KiB datagrams"
 TCP = "plain tcp"
+WITHOUT_KEY = "without a key"
 
 
 def wanted_transports(options: argparse.Namespace) -> list[str]:
     """What --transport asks for. errors: CliError with the reason when it can't be had."""
     known = {entry["name"]: entry for entry in paramwire.available()["transports"]}
+    if keyed(options):
+        if options.transport != "all" and options.transport not in KEYED:
+            raise CliError(f"a key costs nothing over {options.transport}: --key goes with --transport udp, tcp or all")
+        known = {name: entry for name, entry in known.items() if name in KEYED}
     if options.transport == "auto":
         return ["auto"]
     if options.transport != "all":
@@ -68,12 +82,17 @@ def wanted_transports(options: argparse.Namespace) -> list[str]:
     return [name for name, entry in known.items() if entry["usable"]]
 
 
+def keyed(options: argparse.Namespace) -> bool:
+    return getattr(options, "key", None) is not None
+
+
 def context(options: argparse.Namespace) -> dict[str, Any]:
     """What each record says of where it comes from, so that a line alone can be read a year later."""
     return {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": " ".join(["paramwire", *options.words]),
         "paramwire": paramwire.__version__,
+        "key": keyed(options),
         "load_1_minute": os.getloadavg()[0],
         "machine": machine(),
     }
@@ -81,7 +100,7 @@ def context(options: argparse.Namespace) -> dict[str, Any]:
 
 def rotation(options: argparse.Namespace, servers: int = 1, wanted: int = ROTATE_BYTES) -> int:
     """Bytes to rotate through at each server. errors: CliError when the largest block does not fit into memory."""
-    regions = REGIONS * servers
+    regions = REGIONS * servers + (KEYLESS_REGIONS if keyed(options) else 0)
     room = available_memory() // (2 * regions)
     largest = max(options.sizes)
     if largest > room:
@@ -120,14 +139,18 @@ def address_for(transport: str, ready: dict[str, Any]) -> str:
     return found[0]
 
 
-def connected(address: str, transport: str, timeout: float, wait: str = "blocking") -> paramwire.Client:
+def connected(
+    address: str, transport: str, timeout: float, wait: str = "blocking", key: str | None = None
+) -> paramwire.Client:
     """A client that waits in the way asked for, one of waits_of()."""
     more: dict[str, Any] = {"busy_poll": True} if wait == "busy_poll" else {}
-    return paramwire.connect(address, transport=transport, timeout=timeout, **more)
+    return paramwire.connect(address, transport=transport, timeout=timeout, key=key, **more)
 
 
-def waits_of(transport: str) -> list[str]:
+def waits_of(transport: str, with_key: bool = False) -> list[str]:
     """Of WAITS, those that the transport offers; shm reads by itself and waits for nobody, which counts as blocking."""
+    if with_key and len(os.sched_getaffinity(0)) < POLLING_CORES:
+        return ["blocking"]
     offers = transport in BUSY_POLLING and "busy_poll" in inspect.signature(paramwire.connect).parameters
     return [*WAITS] if offers else ["blocking"]
 
@@ -158,6 +181,8 @@ class Setting:
     ready: dict[str, Any]
     source: npt.NDArray[np.uint8]  # what the memcpy baseline reads; the pattern
     target: npt.NDArray[np.uint8]
+    key: str | None = None  # file of the server's cluster key
+    keyless: dict[str, Any] = field(default_factory=dict)  # facts of a server without one, where this one has one
 
     def __post_init__(self) -> None:
         self.names = [f"block.{index}" for index in range(self.count)]
@@ -165,8 +190,15 @@ class Setting:
         self.targets = [self.target[cut] for cut in cuts]
         self.sources = [self.source[cut] for cut in cuts]
 
+    @property
+    def rounds(self) -> int:
+        return CLOSE_ROUNDS if self.key else ROUNDS
+
     def connect(self, transport: str, wait: str = "blocking") -> paramwire.Client:
-        return connected(address_for(transport, self.ready), transport, self.timeout, wait)
+        return connected(address_for(transport, self.ready), transport, self.timeout, wait, self.key)
+
+    def connect_keyless(self, transport: str, wait: str) -> paramwire.Client:
+        return connected(address_for(transport, self.keyless), transport, self.timeout, wait)
 
     def copy(self, index: int) -> None:
         _bench.copy(self.targets[index], self.sources[index])
@@ -185,18 +217,24 @@ class Setting:
 
 
 @contextlib.contextmanager
-def setting_of(size: int, rotate: int, options: argparse.Namespace, wait: str = "blocking") -> Iterator[Setting]:
-    """Starts the server process of one block size, for the time of the block.
+def setting_of(
+    size: int, rotate: int, options: argparse.Namespace, wait: str = "blocking", key: str | None = None
+) -> Iterator[Setting]:
+    """Starts the server process of one block size, for the time of the block; with a key, one without beside it.
 
     wait:  in which the server waits for requests; one that polls has a core for itself, whoever asks
     """
     count = max(1, min(COUNT_MAX, rotate // size))
-    with serving(size, count, options.host, *(["--busy-poll"] if wait == "busy_poll" else [])) as server:
+    more = ["--busy-poll"] if wait == "busy_poll" else []
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(size, count, options.host, *more, *(["--key", key] if key else [])))
+        keyless = stack.enter_context(serving(size, count, options.host, *more)) if key else None
         source = plain_memory(size * count)
         fill_pattern(source)
         target = plain_memory(size * count)
         ready = server.record(start_seconds(size * count))
-        yield Setting(size, count, options.seconds, options.timeout, server, ready, source, target)
+        other = keyless.record(start_seconds(size * count)) if keyless else {}
+        yield Setting(size, count, options.seconds, options.timeout, server, ready, source, target, key, other)
 
 
 @dataclass
@@ -221,8 +259,12 @@ class Plain:
 @contextlib.contextmanager
 def plain_programs(setting: Setting, transport: str, *, spin: bool = False, read: bool = False) -> Iterator[Plain]:
     """What `transport` is measured against: memcpy for shm; for udp the plain UDP programs, the faster of which is the
-    baseline, with plain TCP beside; else plain TCP.
+    baseline, with plain TCP beside; else plain TCP. With a key it is the same fetch without one, and nothing else.
     """
+    if setting.key:
+        with setting.connect_keyless(transport, "busy_poll" if spin else "blocking") as keyless:
+            yield Plain({WITHOUT_KEY: keyless_call(keyless, setting)})
+        return
     if transport == "shm":
         yield Plain({"memcpy and read": setting.copy_and_read} if read else {"memcpy": setting.copy})
         return
@@ -241,6 +283,13 @@ def plain_programs(setting: Setting, transport: str, *, spin: bool = False, read
             plain.beside = (TCP,) if calls else ()
         calls[TCP] = tcp_call(stack, setting)
         yield plain
+
+
+def keyless_call(client: paramwire.Client, setting: Setting) -> Call:
+    """Connected and asked once, as the calls are that it stands beside. Its snapshot ends with the client."""
+    names, targets, fetch = setting.names, setting.targets, client.snapshot().fetch
+    fetch(names[0], out=targets[0])
+    return lambda index: fetch(names[index], out=targets[index])
 
 
 def udp_client(stack: contextlib.ExitStack, setting: Setting, segmented: bool, spin: bool) -> _bench.UdpClient:

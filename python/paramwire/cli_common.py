@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +24,8 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+from paramwire._core import key_id, new_key
 
 # Columns of a table that goes into a file or a pipe: wide enough for tensor names, so that nothing is cut.
 PIPE_COLUMNS = 200
@@ -40,6 +44,20 @@ def key_file(options: argparse.Namespace) -> str | None:
     """File of the cluster key: --key, else the environment's PARAMWIRE_KEY; None: no key."""
     given: str | None = options.key
     return given if given is not None else os.environ.get("PARAMWIRE_KEY") or None
+
+
+@contextlib.contextmanager
+def key_of_run(given: str | None) -> Iterator[str | None]:
+    """File of the key of a benchmark or demo. "": a fresh key, gone with the run; None: none."""
+    if given is None:
+        yield None
+    elif given:
+        key_id(given)  # one that can't be used is told before any process starts
+        yield os.path.abspath(given)
+    else:
+        with tempfile.TemporaryDirectory(prefix="paramwire-") as folder:
+            new_key(f"{folder}/key")
+            yield f"{folder}/key"
 
 
 def byte_size(text: str) -> int:

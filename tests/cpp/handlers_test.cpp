@@ -3,6 +3,7 @@
 
 #include "paramwire/base/crc.hpp"
 #include "paramwire/store/memory_tier.hpp"
+#include "support/frame_feed.hpp"
 
 #include <gtest/gtest.h>
 
@@ -18,7 +19,7 @@ struct Answer {
   FrameType type() const { return static_cast<FrameType>(header.type); }
 };
 
-class HandlersTest : public testing::Test {
+class HandlersTest : public ::testing::Test {
  protected:
   HandlersTest() {
     TierOptions tier;
@@ -41,26 +42,7 @@ class HandlersTest : public testing::Test {
   // Runs the bytes of whole frames through a parser and the handlers, as an edge does. False: the connection must close.
   bool feed(Session& session, std::span<const std::byte> bytes, std::size_t step = 4096) {
     FrameParser parser;
-    while (!bytes.empty()) {
-      const auto space = parser.receive_space();
-      const std::size_t n = std::min({space.size(), bytes.size(), step});
-      std::memcpy(space.data(), bytes.data(), n);
-      parser.received(n);
-      bytes = bytes.subspan(n);
-      for (;;) {
-        const auto event = parser.next();
-        if (!event.ok()) return false;
-        if (*event == FrameParser::Event::kNeedBytes) break;
-        if (*event == FrameParser::Event::kHead) {
-          FrameParser::BodyTarget target;
-          if (!handlers_->on_head(session, parser.header(), parser.meta(), target, now_).ok()) return false;
-          if (parser.header().body_size > 0) parser.set_body(target);
-        }
-        if (*event == FrameParser::Event::kBody) handlers_->on_body(session, parser.body_part());
-        if (*event == FrameParser::Event::kEnd && !handlers_->on_end(session, parser.header(), now_).ok()) return false;
-      }
-    }
-    return true;
+    return testing::feed(parser, bytes, [&](FrameParser::Event event) { return testing::handle(*handlers_, session, parser, event, now_); }, step);
   }
   std::vector<Answer> answers(Session& session) {
     std::vector<Answer> out;
@@ -241,24 +223,8 @@ TEST_F(HandlersTest, APublishAbortedWhileABodyArrivesAnswersStaleAndLeaksNothing
   const Bytes frame = put_frame(id, "w", 10'000, bytes(10'000, 1));
   FrameParser parser;
   const auto half = [&](std::size_t from, std::size_t to) {
-    for (std::size_t at = from; at < to;) {
-      const auto space = parser.receive_space();
-      const std::size_t n = std::min(space.size(), to - at);
-      std::memcpy(space.data(), frame.data() + at, n);
-      parser.received(n);
-      at += n;
-      for (auto event = parser.next(); event.ok() && *event != FrameParser::Event::kNeedBytes; event = parser.next()) {
-        FrameParser::BodyTarget target;
-        if (*event == FrameParser::Event::kHead) {
-          ASSERT_TRUE(handlers_->on_head(session, parser.header(), parser.meta(), target, now_).ok());
-          parser.set_body(target);
-        }
-        if (*event == FrameParser::Event::kBody) handlers_->on_body(session, parser.body_part());
-        if (*event == FrameParser::Event::kEnd) {
-          ASSERT_TRUE(handlers_->on_end(session, parser.header(), now_).ok());
-        }
-      }
-    }
+    const auto on_event = [&](FrameParser::Event event) { return testing::handle(*handlers_, session, parser, event, now_); };
+    ASSERT_TRUE(testing::feed(parser, std::span(frame).subspan(from, to - from), on_event));
   };
   half(0, 5000);
   EXPECT_EQ(ask(other, PublishIdMessage{id, {}}.encode(FrameType::kAbort, 5)).type(), FrameType::kOk);

@@ -2,10 +2,10 @@
 #include "fuzz.hpp"
 
 #include "paramwire/wire/frame.hpp"
+#include "support/frame_feed.hpp"
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 namespace paramwire::fuzz {
@@ -26,41 +26,29 @@ Seen parse(std::span<const std::byte> input, std::size_t step) {
   FrameParser parser;
   std::vector<std::byte> body;
   const auto add = [&](std::span<const std::byte> bytes) { seen.bytes.insert(seen.bytes.end(), bytes.begin(), bytes.end()); };
-  while (!input.empty()) {
-    const auto space = parser.receive_space();
-    require(!space.empty(), "there is space when bytes are wanted");
-    const std::size_t n = std::min({space.size(), input.size(), step});
-    std::memcpy(space.data(), input.data(), n);
-    parser.received(n);
-    input = input.subspan(n);
-    for (;;) {
-      const auto event = parser.next();
-      if (!event.ok()) {
-        seen.failed = true;
-        return seen;
-      }
-      if (*event == FrameParser::Event::kNeedBytes) break;
-      if (*event == FrameParser::Event::kHead) {
-        ++seen.frames;
-        require(verify(parser.header()) == nullptr, "a header that is shown was checked");
-        add(std::as_bytes(std::span(&parser.header(), 1)));
-        add(parser.meta());
-        const std::uint64_t size = parser.header().body_size;
-        if (size == 0) continue;
-        FrameParser::BodyTarget target;
-        body.assign(static_cast<std::size_t>(std::min(size, kBodyMax)), std::byte{0});
-        target.parts[0] = std::span(body).first(body.size() / 3);
-        target.parts[2] = std::span(body).subspan(body.size() / 3);
-        target.discard = size - body.size();
-        parser.set_body(target);
-      }
-      if (*event == FrameParser::Event::kBody) {
-        const auto part = parser.body_part();
-        require(part.data() >= body.data() && part.data() + part.size() <= body.data() + body.size(), "a body lands in its target");
-        add(part);
-      }
+  const auto on_event = [&](FrameParser::Event event) {
+    if (event == FrameParser::Event::kHead) {
+      ++seen.frames;
+      require(verify(parser.header()) == nullptr, "a header that is shown was checked");
+      add(std::as_bytes(std::span(&parser.header(), 1)));
+      add(parser.meta());
+      const std::uint64_t size = parser.header().body_size;
+      if (size == 0) return true;
+      FrameParser::BodyTarget target;
+      body.assign(static_cast<std::size_t>(std::min(size, kBodyMax)), std::byte{0});
+      target.parts[0] = std::span(body).first(body.size() / 3);
+      target.parts[2] = std::span(body).subspan(body.size() / 3);
+      target.discard = size - body.size();
+      parser.set_body(target);
     }
-  }
+    if (event == FrameParser::Event::kBody) {
+      const auto part = parser.body_part();
+      require(part.data() >= body.data() && part.data() + part.size() <= body.data() + body.size(), "a body lands in its target");
+      add(part);
+    }
+    return true;
+  };
+  seen.failed = !testing::feed(parser, input, on_event, step);
   return seen;
 }
 

@@ -3,6 +3,7 @@
 
 #include "paramwire/server/handlers.hpp"
 #include "paramwire/store/memory_tier.hpp"
+#include "support/frame_feed.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -34,38 +35,26 @@ World make() {
   return world;
 }
 
-// Feeds bytes as an edge does. False: the connection must close.
-bool feed(World& world, Session& session, FrameParser& parser, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const auto space = parser.receive_space();
-    const std::size_t n = std::min(space.size(), bytes.size());
-    std::memcpy(space.data(), bytes.data(), n);
-    parser.received(n);
-    bytes = bytes.subspan(n);
-    for (;;) {
-      const auto event = parser.next();
-      if (!event.ok()) return false;
-      if (*event == FrameParser::Event::kNeedBytes) break;
-      if (*event == FrameParser::Event::kHead) {
-        FrameParser::BodyTarget target;
-        if (!world.handlers->on_head(session, parser.header(), parser.meta(), target, ++world.now).ok()) return false;
-        if (parser.header().body_size > 0) parser.set_body(target);
-      }
-      if (*event == FrameParser::Event::kBody) world.handlers->on_body(session, parser.body_part());
-      if (*event == FrameParser::Event::kEnd && !world.handlers->on_end(session, parser.header(), ++world.now).ok()) return false;
-      while (!session.outgoing.empty()) {
-        const Outgoing& front = session.outgoing.front();
-        FrameHeader header{};
-        require(front.head.size() >= sizeof header, "an answer has a header");
-        std::memcpy(&header, front.head.data(), sizeof header);
-        require(verify(header) == nullptr, "an answer's header is right");
-        require(header.meta_size == front.head.size() - sizeof header && header.body_size == front.body.size(), "an answer is whole");
-        world.handlers->sent(front, world.now);
-        session.outgoing.pop_front();
-      }
-    }
+void check_answers(World& world, Session& session) {
+  while (!session.outgoing.empty()) {
+    const Outgoing& front = session.outgoing.front();
+    FrameHeader header{};
+    require(front.head.size() >= sizeof header, "an answer has a header");
+    std::memcpy(&header, front.head.data(), sizeof header);
+    require(verify(header) == nullptr, "an answer's header is right");
+    require(header.meta_size == front.head.size() - sizeof header && header.body_size == front.body.size(), "an answer is whole");
+    world.handlers->sent(front, world.now);
+    session.outgoing.pop_front();
   }
-  return true;
+}
+
+// False: the connection must close.
+bool feed(World& world, Session& session, FrameParser& parser, std::span<const std::byte> bytes) {
+  return testing::feed(parser, bytes, [&](FrameParser::Event event) {
+    if (!testing::handle(*world.handlers, session, parser, event, ++world.now)) return false;
+    check_answers(world, session);
+    return true;
+  });
 }
 
 }  // namespace

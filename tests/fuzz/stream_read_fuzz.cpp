@@ -3,6 +3,7 @@
 
 #include "paramwire/base/crc.hpp"
 #include "paramwire/net/stream_read.hpp"
+#include "support/frame_feed.hpp"
 
 #include <algorithm>
 #include <array>
@@ -80,32 +81,20 @@ void read(std::span<const std::byte> input, const ByteRange& range, bool own_fra
   const ByteRange stored = whole ? ByteRange{0, kSize} : ByteRange{range.offset / kExtentBytes * kExtentBytes, 0};
   const std::uint64_t end = std::min<std::uint64_t>(kSize, (range.offset + range.size + kExtentBytes - 1) / kExtentBytes * kExtentBytes);
   const Bytes made = own_frame ? answer(input, {stored.offset, end - stored.offset}, !whole) : Bytes(input.begin(), input.end());
-  std::span<const std::byte> bytes(made);
   FrameParser parser;
-  while (!bytes.empty()) {
-    const auto space = parser.receive_space();
-    const std::size_t n = std::min(space.size(), bytes.size());
-    std::memcpy(space.data(), bytes.data(), n);
-    parser.received(n);
-    bytes = bytes.subspan(n);
-    for (;;) {
-      const auto event = parser.next();
-      if (!event.ok()) return;
-      if (*event == FrameParser::Event::kNeedBytes) break;
-      if (*event == FrameParser::Event::kHead) {
-        const auto placed = stream.on_head(parser.header(), parser.meta());
-        if (!placed.ok()) return;
-        if (parser.header().body_size > 0) parser.set_body(*placed);
-      }
-      if (*event == FrameParser::Event::kBody) stream.on_body(parser.body_part());
-      if (*event == FrameParser::Event::kEnd) {
-        if (stream.finish().ok()) {
-          require(std::equal(target.begin(), target.end(), block().begin() + static_cast<std::ptrdiff_t>(range.offset)), "what is taken is the block");
-        }
-        return;
-      }
+  testing::feed(parser, made, [&](FrameParser::Event event) {
+    if (event == FrameParser::Event::kHead) {
+      const auto placed = stream.on_head(parser.header(), parser.meta());
+      if (!placed.ok()) return false;
+      if (parser.header().body_size > 0) parser.set_body(*placed);
     }
-  }
+    if (event == FrameParser::Event::kBody) stream.on_body(parser.body_part());
+    if (event != FrameParser::Event::kEnd) return true;
+    if (stream.finish().ok()) {
+      require(std::equal(target.begin(), target.end(), block().begin() + static_cast<std::ptrdiff_t>(range.offset)), "what is taken is the block");
+    }
+    return false;
+  });
 }
 
 }  // namespace

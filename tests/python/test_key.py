@@ -23,14 +23,14 @@ KEY_ID_LABEL = b"paramwire cluster key id"
 @pytest.fixture
 def key(tmp_path):
     path = tmp_path / "cluster.key"
-    pw.new_key(str(path))
+    pw.new_key(path)
     return path
 
 
 @pytest.fixture
 def other_key(tmp_path):
     path = tmp_path / "other.key"
-    pw.new_key(str(path))
+    pw.new_key(path)
     return path
 
 
@@ -50,10 +50,43 @@ def test_a_key_file_is_64_digits_that_only_its_owner_can_read(key):
     text = key.read_text()
     assert re.fullmatch("[0-9a-f]{64}\n", text)
     assert key.stat().st_mode & 0o7777 == 0o600
-    assert pw.key_id(str(key)) == hashlib.sha256(KEY_ID_LABEL + bytes.fromhex(text)).hexdigest()[:16]
+    assert pw.key_id(key) == hashlib.sha256(KEY_ID_LABEL + bytes.fromhex(text)).hexdigest()[:16]
     with pytest.raises(pw.InvalidError, match="is there already"):
-        pw.new_key(str(key))
+        pw.new_key(key)
     assert key.read_text() == text
+
+
+class Named:
+    """An object that is no pathlib.Path and names a file all the same."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return str(self.path)
+
+
+@pytest.mark.parametrize("kind", [str, Path, Named])
+def test_every_path_may_be_text_or_a_path_object(tmp_path, kind):
+    def name(file):
+        return kind(tmp_path / file)
+
+    key_id = pw.new_key(name("k"))
+    assert pw.key_id(name("k")) == key_id
+    with (
+        pw.Server(unix_directory=name("s"), state=name("epoch"), key=name("k")) as server,
+        pw.Trace(name("trace.json")) as trace,
+        pw.connect(server.address, key=name("k")) as client,
+        pw.Client(server.endpoints[0], key=name("k"), trace=trace),
+    ):
+        assert client.newest is None
+        trace.write(name("early.json"))
+        assert {path.name for path in tmp_path.iterdir()} >= {"s", "epoch", "early.json"}
+    assert (tmp_path / "trace.json").exists()
+    with pytest.raises(TypeError):
+        pw.new_key(7)
+    with pytest.raises(pw.InvalidError, match="empty"):
+        pw.key_id("")
 
 
 def test_the_same_key_on_both_sides_reads_and_publishes(keyed, key):
@@ -96,7 +129,7 @@ def test_bad_key_files_are_refused_by_both_sides_and_never_shown(tmp_path, key):
         for call in (
             lambda path=path: pw.connect("tcp://127.0.0.1:9", key=path),
             lambda path=path: pw.Server(["tcp://127.0.0.1:0"], key=path),
-            lambda path=path: pw.key_id(str(path)),
+            lambda path=path: pw.key_id(path),
         ):
             with pytest.raises(error, match=re.escape(str(path))) as raised:
                 call()

@@ -17,8 +17,6 @@ constexpr const char* kSuite = "TLS_AES_128_GCM_SHA256";
 constexpr unsigned char kSuiteId[] = {0x13, 0x01};
 // Of the key (RFC 8446 4.2.11). It travels in clear and is the same for every key: a cluster has one, and the check value tells a wrong one.
 constexpr std::string_view kIdentity = "paramwire";
-// What is received at once: four full records, so that a record costs a quarter of a system call. Freed while nothing is in it.
-constexpr std::size_t kReadBytes = 64 * 1024;
 
 struct ContextFree {
   void operator()(SSL_CTX* context) const noexcept { SSL_CTX_free(context); }
@@ -77,8 +75,6 @@ Result<std::unique_ptr<SSL_CTX, ContextFree>> new_context(const ClusterKey& key,
   // A server that shows a certificate has not proved the key. With nothing trusted, every certificate fails.
   if (client) SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
   SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
-  SSL_CTX_set_read_ahead(context, 1);
-  SSL_CTX_set_default_read_buffer_len(context, kReadBytes);
   SSL_CTX_set_psk_use_session_callback(context, &use_key);
   SSL_CTX_set_psk_find_session_callback(context, &find_key);
   return out;

@@ -86,14 +86,30 @@ Result<std::unique_ptr<TlsStream>> TlsStream::open(std::shared_ptr<const TlsCont
 }
 
 int TlsStream::bio_read(char* into, int size, bool& retry) noexcept {
+  const auto wanted = static_cast<std::size_t>(size);
+  if (ahead_at_ < ahead_end_) {
+    const std::size_t n = std::min(wanted, ahead_end_ - ahead_at_);
+    std::memcpy(into, ahead_.data() + ahead_at_, n);
+    ahead_at_ += n;
+    return static_cast<int>(n);
+  }
+  std::array<iovec, 2> parts{{{into, wanted}, {ahead_.data(), wanted <= kHeadBytes ? kAheadBytes : kHeadBytes}}};
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
   ssize_t n = 0;
-  do n = ::recv(fd_, into, static_cast<std::size_t>(size), MSG_DONTWAIT);
+  do n = ::recvmsg(fd_, &message, MSG_DONTWAIT);
   while (n < 0 && errno == EINTR);
   if (n > 0) {
-    const std::size_t kept = std::min(static_cast<std::size_t>(n), first_.size() - first_have_);
+    const std::size_t given = std::min(static_cast<std::size_t>(n), wanted);
+    ahead_at_ = 0;
+    ahead_end_ = static_cast<std::size_t>(n) - given;
+    const std::size_t kept = std::min(given, first_.size() - first_have_);
     std::memcpy(first_.data() + first_have_, into, kept);
     first_have_ += kept;
-  } else if (n == 0) {
+    return static_cast<int>(given);
+  }
+  if (n == 0) {
     eof_ = true;
   } else {
     retry = would_block(errno);
@@ -104,7 +120,8 @@ int TlsStream::bio_read(char* into, int size, bool& retry) noexcept {
 
 int TlsStream::bio_write(const char* bytes, int size, bool& retry) noexcept {
   ssize_t n = 0;
-  do n = ::send(fd_, bytes, static_cast<std::size_t>(size), MSG_DONTWAIT | MSG_NOSIGNAL);
+  // With MSG_MORE records go on in the same segment (tcp(7), TCP_CORK); a full socket sends what it has all the same.
+  do n = ::send(fd_, bytes, static_cast<std::size_t>(size), MSG_DONTWAIT | MSG_NOSIGNAL | (more_follows_ ? MSG_MORE : 0));
   while (n < 0 && errno == EINTR);
   if (n < 0) {
     retry = would_block(errno);
@@ -205,7 +222,7 @@ Result<TlsStream::Step> TlsStream::shake() {
     if (Status proved = check_peer(); !proved.ok()) input_error_ = output_error_ = proved.error();
     if (input_error_) return *input_error_;
     ready_ = true;
-    holds_input_ = SSL_has_pending(ssl_.get()) == 1;
+    holds_input_ = buffered();
     input_needs_room_ = false;
     return Step::kDone;
   }
@@ -256,7 +273,7 @@ Result<std::optional<std::size_t>> TlsStream::try_receive(std::span<std::byte> i
     if (error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) input_error_ = failure(error);
   }
   // What "would block" leaves inside is no whole record: only the kernel can help. An error that was not given yet is input, too.
-  holds_input_ = input_error_.has_value() || (more && SSL_has_pending(ssl_.get()) == 1);
+  holds_input_ = input_error_.has_value() || (more && buffered());
   if (more) input_needs_room_ = false;
   if (total > 0) return std::optional(total);
   if (input_error_) return *input_error_;
@@ -289,7 +306,8 @@ Result<std::optional<std::size_t>> TlsStream::try_send(std::span<const iovec> pa
   if (output_error_) return *output_error_;
   if (!ready_) return std::optional<std::size_t>();
   if (finished_) return Error(Code::kUnreachable, cat(peer_, ": this side ended the connection"));
-  std::size_t total = 0;
+  std::size_t total = 0, all = 0;
+  for (const iovec& part : parts) all += part.iov_len;
   while (total < kSendStep) {
     PARAMWIRE_TRY(record, next_record(parts, total));
     if (record.empty()) return std::optional(total);  // all of it went
@@ -301,9 +319,11 @@ Result<std::optional<std::size_t>> TlsStream::try_send(std::span<const iovec> pa
       }
       records_ = 0;
     }
+    more_follows_ = total + record.size() < std::min(all, kSendStep);
     ERR_clear_error();
     std::size_t n = 0;
     const int result = SSL_write_ex(ssl_.get(), record.data(), record.size(), &n);
+    more_follows_ = false;
     if (result == 1) {
       pending_ = 0;
       ++records_;

@@ -46,10 +46,16 @@ class TlsStream final : public StreamFilter {
   void turn_away() noexcept override;
   std::optional<ExportedKey> export_key(std::string_view label, std::span<const std::byte> context) override;
 
-  // For the BIO: one recv or send on the socket, with what came of it kept for the error text.
+  // For the BIO: at most one recv or send on the socket, with what came of it kept for the error text.
   int bio_read(char* into, int size, bool& retry) noexcept;
   int bio_write(const char* bytes, int size, bool& retry) noexcept;
   bool bio_eof() const noexcept { return eof_; }
+
+  // What is received beyond what OpenSSL asks for, which is a record's head and its body in turn. With a head: all of a small record
+  // (more would be copied once more, less would cost small ones another system call). With a body: the next head, so that a large
+  // record costs one call, and lies where it is decrypted at once. OpenSSL's own reading ahead would move all that it holds to the
+  // front of its buffer before each record.
+  static constexpr std::size_t kHeadBytes = SSL3_RT_HEADER_LENGTH, kAheadBytes = 4096;
 
  private:
   TlsStream(std::shared_ptr<const TlsContext> context, Role role, int fd, std::string peer, std::uint64_t records_per_key)
@@ -58,6 +64,7 @@ class TlsStream final : public StreamFilter {
   Result<Step> shake();
   std::optional<Error> look_for_frame();
   Status check_peer();
+  bool buffered() const noexcept { return ahead_at_ < ahead_end_ || SSL_has_pending(ssl_.get()) == 1; }
   Error failure(int ssl_error);
   Error handshake_failure(unsigned long code) const;
   Error turned_down(int alert) const;
@@ -82,6 +89,9 @@ class TlsStream final : public StreamFilter {
   std::size_t pending_ = 0;          // bytes of the record that is half on its way
   std::uint64_t records_ = 0;        // sent under the present key
   std::vector<std::byte> stage_;     // small parts, gathered for one record
+  bool more_follows_ = false;        // the record that is being sent is not the last of its call
+  std::array<char, kAheadBytes> ahead_{};  // received, and not asked for yet: [ahead_at_, ahead_end_)
+  std::size_t ahead_at_ = 0, ahead_end_ = 0;
   std::array<char, 4> first_{};      // bytes that the peer sent, to tell what it speaks
   std::size_t first_have_ = 0;
   int errno_ = 0;                    // of the last recv or send that failed

@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import paramwire
 import pytest
 from paramwire import cli_bench_common, cli_bench_latency, cli_bench_options, cli_bench_setting
 from paramwire.cli import main
-from paramwire.cli_bench_common import HISTOGRAM_STEPS, histogram
+from paramwire.cli_bench_common import HISTOGRAM_STEPS, histogram, is_pattern
 from paramwire.cli_bench_output import flat
 from paramwire.cli_bench_plot import write_png
 
@@ -33,12 +34,14 @@ COMMON = {
     "paramwire",
     "machine",
     "load_1_minute",
+    "key",
 }
 TAIL = ["p50_us", "p90_us", "p99_us", "p99_9_us", "max_us"]
 # Words of a short run of each.
 SHORT = {
     "fetch": ("--sizes", "64", "--rotate", "64KiB", "--seconds", "0.03"),
-    "latency": ("--sizes", "64,4KiB", "--rotate", "64KiB", "--seconds", "0.03"),
+    # Few blocks: with two sides that poll and two cores, a call of the plain program may cost a turn of the scheduler.
+    "latency": ("--sizes", "64,4KiB", "--rotate", "8KiB", "--seconds", "0.03"),
     "incast": ("--sizes", "64KiB", "--rotate", "256KiB", "--seconds", "0.1", "--servers", "2"),
     "mixed": ("--bulk", "128KiB", "--seconds", "0.08", "--publish-rate", "200"),
 }
@@ -84,6 +87,7 @@ def test_a_record_tells_where_it_comes_from_and_whether_it_is_right(runs):
         for record in records:
             assert record.keys() >= COMMON
             assert record["correct"] is True
+            assert record["key"] is False
             assert record["command"].startswith(
                 f"paramwire bench {name} --sizes 64" if name != "mixed" else "paramwire"
             )
@@ -104,7 +108,7 @@ def test_latency_has_percentiles_a_histogram_and_cold_and_warm_apart(runs):
         assert pairs == sorted(pairs)
         assert sum(calls for _, calls in pairs) == record["calls"] == record["verified"]
         assert record["max_us"] <= pairs[-1][0] <= record["max_us"] * (1 + 1 / HISTOGRAM_STEPS) + 0.001
-        assert record["rotate_bytes"] == (65536 if record["memory"] == "cold" else record["bytes"])
+        assert record["rotate_bytes"] == (8192 if record["memory"] == "cold" else record["bytes"])
         assert record["warm_up_calls"] >= cli_bench_latency.WARM_UP_CALLS
         for name in ("connect_us", "first_us", "p50_ratio", "cpu_us_per_call", "baseline_p50_us"):
             assert record[name] > 0
@@ -157,6 +161,70 @@ def test_the_csv_file_says_what_the_json_lines_say(runs):
             assert {key: row[key] for key in cells} == cells
             assert {row[key] for key in row.keys() - cells.keys()} <= {""}
             assert json.loads(row["correct"]) is True
+
+
+# ---------------------------------------------------------------- with a cluster key
+
+
+@pytest.fixture(scope="module")
+def keyed_runs(tmp_path_factory):
+    """The same two with a key: a fresh one, and a user's file."""
+    path = tmp_path_factory.mktemp("key") / "cluster.key"
+    paramwire.new_key(path)
+    made = {}
+    for name, key in (("fetch", ["--key"]), ("latency", ["--key", str(path)])):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert main(["bench", name, *SHORT[name], "--json", *key]) == 0
+        made[name] = [json.loads(line) for line in out.getvalue().splitlines()]
+    return made
+
+
+def test_with_a_key_the_baseline_is_the_same_without_one(keyed_runs):
+    for records in keyed_runs.values():
+        assert {record["transport"] for record in records} == {"udp", "tcp"}
+        for record in records:
+            assert record["key"] is True
+            assert record["transport_used"] == record["transport"]
+            assert list(record["baselines"]) == [record["baseline"]] == ["without a key"]
+            assert record["correct"] is record["baselines_correct"] is True
+            assert record["ratio_min"] <= record["ratio"] <= record["ratio_max"]
+
+
+def test_of_its_two_servers_one_has_the_key_and_the_other_has_none(tmp_path):
+    key = tmp_path / "key"
+    paramwire.new_key(key)
+    options = argparse.Namespace(host="127.0.0.1", seconds=1.0, timeout=20.0)
+    with cli_bench_setting.setting_of(64, 640, options, key=str(key)) as setting:
+        keyed, keyless = (cli_bench_setting.address_for("tcp", facts) for facts in (setting.ready, setting.keyless))
+        with pytest.raises(paramwire.DeniedError):
+            paramwire.connect(keyed)
+        with pytest.raises(paramwire.DeniedError):
+            paramwire.connect(keyless, key=key)
+        for made in (setting.connect("tcp"), setting.connect_keyless("tcp", "blocking")):
+            with made as client:
+                assert is_pattern(client.fetch("block.9"), 9 * 64)
+
+
+@pytest.mark.parametrize("transport", ["shm", "auto"])
+def test_a_key_is_refused_where_it_costs_nothing(capsys, transport):
+    records, error = run(capsys, "fetch", "--key", "--transport", transport, status=1)
+    assert records == []
+    assert "--transport udp, tcp or all" in error
+
+
+def test_a_key_that_can_not_be_used_is_refused_before_anything_is_measured(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli_bench_common, "PYTHON_MODULE", ("/nonexistent",))
+    for name in ("fetch", "latency"):
+        _, error = run(capsys, name, *SHORT[name], "--key", str(tmp_path / "none"), status=1)
+        assert str(tmp_path / "none") in error
+        assert error.startswith("paramwire: ")
+
+
+def test_the_page_tells_figures_with_a_key_apart(runs, keyed_runs, tmp_path):
+    both = {name: runs[1][name] + keyed_runs[name] for name in keyed_runs}
+    page = report((tmp_path, both), tmp_path)
+    for shown in ("tcp", "tcp, key", "udp, key"):
+        assert f"<td class='left'>{shown}</td>" in page
 
 
 # ---------------------------------------------------------------- pictures and the page

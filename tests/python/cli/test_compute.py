@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import fcntl
+import json
 import math
 
 import pytest
+from paramwire import cli_demo
+from paramwire.cli import main
+from paramwire.cli_bench_common import Child
 from paramwire.cli_common import CliError
 from paramwire.cli_demo import find_model
 
@@ -69,10 +74,11 @@ FETCH_FIELDS = {
 
 
 def test_bench_fetch_prints_one_whole_record_for_each_figure(cli):
-    records = cli.json_lines("bench", "fetch", "--json", "--sizes", "64,1MiB", "--rotate", "4MiB", "--seconds", "0.05")
+    words = ("--sizes", "4KiB,1MiB", "--rotate", "2MiB", "--seconds", "0.05")
+    records = cli.json_lines("bench", "fetch", "--json", *words)
     seen = {(record["transport"], record["bytes"], record["bench"], record["memory"]) for record in records}
     assert len(seen) == len(records)
-    for size in (64, 1 << 20):
+    for size in (4096, 1 << 20):
         assert {key[2:] for key in seen if key[:2] == ("tcp", size)} == {("fetch", "cold"), ("fetch", "warm")}
         assert {key[2:] for key in seen if key[:2] == ("shm", size)} == {
             ("fetch", "cold"), ("fetch", "warm"), ("fetch_read", "cold"), ("first_view", "cold"), ("view", "warm"),
@@ -127,8 +133,7 @@ def test_bench_memory_counts_what_is_needed_beside_the_bytes(cli):
     assert all(record["correct"] and record["fits"] for record in records)
 
 
-def demo_records(cli, *arguments):
-    records = cli.json_lines("demo", "--json", *arguments)
+def shown(records):
     runs = {record["run"]: record for record in records}
     assert list(runs) == ["shm", "udp", "tcp", "new version"]
     shm, udp, tcp, later = runs.values()
@@ -144,11 +149,21 @@ def demo_records(cli, *arguments):
     return runs
 
 
-def test_demo_of_a_tiny_model_shows_both_versions(cli, tiny_gguf):
-    # Pages of memory are larger than the tiny model's budget would be, so it gets one that holds all of it. So many
-    # tokens do not fit into the pipe between the processes: the compute process can't be over before the demo has read
-    # of it and published.
-    demo_records(cli, "--model", tiny_gguf.path, "--tokens", "3000", "--budget", "64MiB")
+class NarrowChild(Child):
+    """Its pipe holds a page: a compute process of some hundred tokens can't be over before the demo has read of it."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        assert fcntl.fcntl(self.stdout, fcntl.F_SETPIPE_SZ, 4096) == 4096
+
+
+def test_demo_of_a_tiny_model_with_a_key_shows_both_versions(capsys, monkeypatch, tiny_gguf):
+    # Pages of memory are larger than the tiny model's budget would be, so it gets one that holds all of it.
+    monkeypatch.setattr(cli_demo, "Child", NarrowChild)
+    words = ["--model", str(tiny_gguf.path), "--tokens", "400", "--budget", "64MiB", "--key"]
+    assert main(["demo", "--json", *words]) == 0
+    runs = shown([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    assert [runs[name]["key"] for name in ("shm", "udp", "tcp")] == [True] * 3
 
 
 def test_demo_of_the_real_model_keeps_its_budget_of_a_quarter(cli):
@@ -156,5 +171,6 @@ def test_demo_of_the_real_model_keeps_its_budget_of_a_quarter(cli):
         find_model(None)
     except CliError as error:
         pytest.skip(f"the real model is not installed: {error}")
-    runs = demo_records(cli, "--tokens", "12")
+    runs = shown(cli.json_lines("demo", "--json", "--tokens", "12"))
+    assert runs["tcp"]["key"] is False
     assert runs["shm"]["budget_bytes"] * 4 <= runs["shm"]["model_bytes"] < 300_000_000

@@ -19,20 +19,26 @@ from paramwire.safetensors_file import write_safetensors
 TIMEOUT = 60.0
 
 
-def test_serve_and_get_give_back_the_bytes_of_the_file(cli, tiny_gguf, tmp_path):
+@pytest.fixture(scope="module")
+def served(cli, tiny_gguf):
+    """Facts of a server for tests that only look at it."""
     with cli.serving(tiny_gguf.path) as facts:
-        listed = {record["name"]: record for record in cli.json_lines("ls", facts["address"], "--json")}
-        assert set(listed) == {*tiny_gguf.tensors, MODEL_NAME, TOKENIZER_NAME}
-        for name in ("token_embd.weight", "blk.1.attn_norm.weight"):
-            for transport, address in (("shm", facts["address"]), ("tcp", cli.tcp_of(facts))):
-                target = tmp_path / "out.npy"
-                (record,) = cli.json_lines("get", address, name, "-o", target, "--transport", transport, "--json")
-                assert record["version"] == facts["version"]
-                assert record["transport"] == transport
-                np.testing.assert_array_equal(np.load(target), tiny_gguf.tensors[name])
-        target = tmp_path / "rows.npy"
-        cli.run("get", facts["address"], "token_embd.weight", "--rows", "3:17", "-o", target)
-        np.testing.assert_array_equal(np.load(target), tiny_gguf.tensors["token_embd.weight"][3:17])
+        yield facts
+
+
+def test_serve_and_get_give_back_the_bytes_of_the_file(cli, served, tiny_gguf, tmp_path):
+    listed = {record["name"]: record for record in cli.json_lines("ls", served["address"], "--json")}
+    assert set(listed) == {*tiny_gguf.tensors, MODEL_NAME, TOKENIZER_NAME}
+    for name in ("token_embd.weight", "blk.1.attn_norm.weight"):
+        for transport, address in (("shm", served["address"]), ("tcp", cli.tcp_of(served))):
+            target = tmp_path / "out.npy"
+            (record,) = cli.json_lines("get", address, name, "-o", target, "--transport", transport, "--json")
+            assert record["version"] == served["version"]
+            assert record["transport"] == transport
+            np.testing.assert_array_equal(np.load(target), tiny_gguf.tensors[name])
+    target = tmp_path / "rows.npy"
+    cli.run("get", served["address"], "token_embd.weight", "--rows", "3:17", "-o", target)
+    np.testing.assert_array_equal(np.load(target), tiny_gguf.tensors["token_embd.weight"][3:17])
 
 
 def test_serve_as_bf16_rounds_and_cuts_large_tensors_in_blocks(cli, tiny_gguf, tmp_path):
@@ -141,35 +147,32 @@ def numbers(text):
     return int(epoch), int(counter)
 
 
-def test_put_refuses_objects_and_unknown_files(cli, tiny_gguf, tmp_path):
+def test_put_refuses_objects_and_unknown_files(cli, served, tmp_path):
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     (tmp_path / "text.txt").write_text("no model")
-    with cli.serving(tiny_gguf.path) as facts:
-        for name in ("objects.npy", "text.txt", "missing.npy"):
-            done = cli.run("put", facts["address"], tmp_path / name, status=1)
-            assert name in done.stderr
-            assert done.stderr.count("\n") == 1
-        (stat,) = cli.json_lines("stat", facts["address"], "--json")
-        assert stat["newest"] == facts["version"]
+    for name in ("objects.npy", "text.txt", "missing.npy"):
+        done = cli.run("put", served["address"], tmp_path / name, status=1)
+        assert name in done.stderr
+        assert done.stderr.count("\n") == 1
+    (stat,) = cli.json_lines("stat", served["address"], "--json")
+    assert stat["newest"] == served["version"]
 
 
-def test_get_of_an_unknown_name_says_so(cli, tiny_gguf):
-    with cli.serving(tiny_gguf.path) as facts:
-        done = cli.run("get", facts["address"], "blk.0.attn_q.weigth", status=1)
+def test_get_of_an_unknown_name_says_so(cli, served):
+    done = cli.run("get", served["address"], "blk.0.attn_q.weigth", status=1)
     assert "blk.0.attn_q.weigth" in done.stderr
     assert done.stdout == ""
 
 
-def test_people_see_tables(cli, tiny_gguf):
-    with cli.serving(tiny_gguf.path) as facts:
-        listed = cli.run("ls", facts["address"]).stdout
-        assert "blk.0.ffn_down.weight" in listed
-        assert "128 x 512" in listed
-        assert f"version {facts['version']}: {len(tiny_gguf.tensors) + 2} tensors" in listed
-        got = cli.run("get", facts["address"], "output_norm.weight").stdout
-        assert "first values" in got
-        assert "f32" in got
-        assert "newest version" in cli.run("stat", facts["address"]).stdout
+def test_people_see_tables(cli, served, tiny_gguf):
+    listed = cli.run("ls", served["address"]).stdout
+    assert "blk.0.ffn_down.weight" in listed
+    assert "128 x 512" in listed
+    assert f"version {served['version']}: {len(tiny_gguf.tensors) + 2} tensors" in listed
+    got = cli.run("get", served["address"], "output_norm.weight").stdout
+    assert "first values" in got
+    assert "f32" in got
+    assert "newest version" in cli.run("stat", served["address"]).stdout
 
 
 def test_floats_become_what_is_served_and_integers_stay():
