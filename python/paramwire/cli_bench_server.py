@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import os
 import socket
 import sys

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import os
 import socket
 import time
@@ -151,8 +150,7 @@ def waits_of(transport: str, with_key: bool = False) -> list[str]:
     """Of WAITS, those that the transport offers; shm reads by itself and waits for nobody, which counts as blocking."""
     if with_key and len(os.sched_getaffinity(0)) < POLLING_CORES:
         return ["blocking"]
-    offers = transport in BUSY_POLLING and "busy_poll" in inspect.signature(paramwire.connect).parameters
-    return [*WAITS] if offers else ["blocking"]
+    return [*WAITS] if transport in BUSY_POLLING else ["blocking"]
 
 
 def counters(stats: dict[str, Any], before: dict[str, Any] | None = None) -> dict[str, int]:
