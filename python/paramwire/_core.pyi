@@ -381,7 +381,11 @@ class Client:
         """
 
     def stats(self) -> dict[str, Any]:
-        """Transport, newest version and counters of this client; link counters of threads at work lag behind."""
+        """Transports, newest version and counters of this client; link counters of threads at work lag behind.
+
+        "by_transport" has reads, bytes and wire_bytes of each in use; "fallbacks" counts those of `rejected` that
+        should work.
+        """
 
     def durations(self) -> dict[str, Durations]:
         """How long calls took, failed ones included: "fetch", "view", "snapshot", "control" (a question to the server

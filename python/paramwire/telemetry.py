@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from paramwire._core import Trace as _Trace
 
@@ -19,7 +19,7 @@ _GAUGES = frozenset(
     {
         "blocks", "raw_bytes", "versions_readable", "leases", "publishes_open", "slots_in_use", "used_bytes",
         "committed_bytes", "limit_bytes", "superseded_slots", "quarantined_slots", "quarantined_bytes", "connections",
-        "pin_tables",
+        "pin_tables", "fallbacks",
     }
 )  # fmt: skip
 # Upper ends of the buckets shown, in seconds: 1 us to 34 s by powers of two, whatever the histogram holds, because
@@ -74,13 +74,20 @@ def prometheus_text(source: Server | Client, labels: Mapping[str, str] | None = 
         pairs = ",".join(f'{key}="{_escape(text)}"' for key, text in (fixed | more).items())
         lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
 
-    for stat, value in source.stats().items():
+    stats: dict[str, Any] = {**source.stats()}
+    for stat, value in stats.items():
         if isinstance(value, bool) or not isinstance(value, int):
             continue
         gauge = stat in _GAUGES
         name = f"paramwire_{kind}_{stat}" + ("" if gauge else "_total")
         lines.append(f"# TYPE {name} {'gauge' if gauge else 'counter'}")
         sample(name, value)
+    ways: dict[str, dict[str, int]] = stats.get("by_transport", {})
+    for stat in ("reads", "bytes", "wire_bytes") if ways else ():
+        name = f"paramwire_{kind}_transport_{stat}_total"
+        lines.append(f"# TYPE {name} counter")
+        for transport, way in ways.items():
+            sample(name, way[stat], transport=transport)
     for call, durations in source.durations().items():
         name = f"paramwire_{kind}_{call}_seconds"
         lines.append(f"# TYPE {name} histogram")

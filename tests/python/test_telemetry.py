@@ -121,3 +121,13 @@ def test_without_a_trace_nothing_is_recorded(published, client):
     with client.snapshot() as snapshot:
         snapshot.fetch("w")
     assert trace.recorded == 0
+
+
+def test_the_ways_of_a_client_are_told_apart(published):
+    with pw.connect(published.endpoints[1], transport="tcp", small_transport="udp") as client:
+        client.fetch("w")
+        text = pw.prometheus_text(client)
+    assert 'paramwire_client_transport_bytes_total{transport="udp"} 4000' in text
+    assert 'paramwire_client_transport_bytes_total{transport="tcp"} 0' in text
+    assert text.count("# TYPE paramwire_client_transport_bytes_total counter") == 1
+    assert "\nparamwire_client_fallbacks 0\n" in text
