@@ -71,13 +71,13 @@ TEST(UdpLink, AFrozenPathIsATimeoutThatSaysWhatWasSeen) {
   EXPECT_EQ(target, Bytes(1000));
 }
 
-TEST(UdpLink, APathThatIsBlockedFromTheStartIsUnavailable) {
+TEST(UdpLink, APathThatIsBlockedFromTheStartIsATimeoutThatNamesTheFirewall) {
   Rig rig;
   UdpOptions options;
   options.lose = [](std::span<const std::byte>) { return true; };
   const auto link = UdpLink::connect(rig.tcp_endpoint(), kClient, rig.server->incarnation(), options, credit(), steady_clock().now() + 100'000);
   ASSERT_FALSE(link.ok());
-  EXPECT_EQ(link.error().code(), Code::kUnavailable);
+  EXPECT_EQ(link.error().code(), Code::kTimeout);
   EXPECT_NE(link.error().message().find("firewall"), std::string::npos);
 }
 
