@@ -3,6 +3,7 @@
 
 #include "paramwire/base/text.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -119,7 +120,19 @@ std::vector<std::pair<std::function<bool()>, PyObject*>>* kept = nullptr;
 
 }  // namespace
 
-bool in_main_thread() noexcept { return ::gettid() == ::getpid(); }
+// Asked for every call, and two system calls are a tenth of a small one: known until the next fork, whose child may have another.
+bool in_main_thread() noexcept {
+  static std::atomic<unsigned> forks{0};
+  [[maybe_unused]] static const int watched = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+  struct Known {
+    unsigned forks = 0;
+    bool asked = false, main = false;
+  };
+  static thread_local Known known;
+  const unsigned now = forks.load(std::memory_order_relaxed);
+  if (!known.asked || known.forks != now) known = {now, true, ::gettid() == ::getpid()};
+  return known.main;
+}
 
 bool signal_raised() {
   const GilTaken taken;

@@ -19,8 +19,9 @@ constexpr int kReceivesAtOnce = 4;
 // A wait sleeps in the receive itself at first, one system call less than with poll(2), and so does not see its control connection end: for
 // this long, less than the shortest timeout that may be next (5 ms).
 constexpr Micros kSleep = 4'000;
-// Spins between two looks at the control connection: about a millisecond.
+// Spins between two looks at the control connection, about a millisecond, and at the clock.
 constexpr int kSpinsAtOnce = 2000;
+constexpr int kSpinsALook = 16;
 // How long a first answer may take before the path counts as blocked.
 constexpr Micros kIntroductionMax = 3 * kMicrosPerSecond;
 constexpr std::size_t kScratchBytes = 65'536;  // the largest that one receive can bring, GRO or not
@@ -96,7 +97,7 @@ UdpLink::UdpLink(GreetedSocket greeted, DatagramSocket socket, std::shared_ptr<I
 }
 
 Status UdpLink::introduce(Micros deadline) {
-  const Micros start = steady_clock().now();
+  const Micros start = now_ = steady_clock().now();
   const Micros until = std::min(start + kIntroductionMax, deadline == kNever ? kNever : start + (deadline - start) / 2);
   reader_.introduce(start);
   const Status status = run(0, until);
@@ -114,7 +115,8 @@ void UdpLink::read(std::span<BlockRead> batch, Micros deadline) {
     return;
   }
   stats_.reads += batch.size();
-  reader_.begin(batch, steady_clock().now());
+  now_ = steady_clock().now();
+  reader_.begin(batch, now_);
   status = run(batch.size(), deadline);
   if (!status.ok()) {
     broken_by_ = status.error().to_string();
@@ -137,11 +139,10 @@ void UdpLink::read(std::span<BlockRead> batch, Micros deadline) {
 Status UdpLink::run(std::size_t count, Micros deadline) {
   bool flowing = false;
   for (;;) {
-    const Micros now = steady_clock().now();
     out_.clear();
-    reader_.poll(now, out_);
+    reader_.poll(now_, out_);
     if (reader_.done()) return {};
-    if (now >= deadline) {
+    if (now_ >= deadline) {
       return Error(Code::kTimeout, cat(control_.peer(), ": the deadline passed with ", reader_.unfinished(), " of ", count, " blocks to come by udp (",
                                        reader_.stats().timeouts, " timeouts, ", reader_.stats().segments_lost, " datagrams lost, ", socket_.drops(), " dropped here)"));
     }
@@ -164,16 +165,16 @@ Result<bool> UdpLink::receive_some(DatagramSocket::Wait wait) {
   const iovec part{scratch_.data(), scratch_.size()};
   PARAMWIRE_TRY(got, socket_.receive({&part, 1}, wait));
   if (!got) return false;
-  const Micros now = steady_clock().now();
+  now_ = steady_clock().now();
   const auto bytes = std::span<const std::byte>(scratch_.span()).first(got->size);
   if (got->truncated || got->size == 0) {
-    reader_.on_datagram(now, {});
+    reader_.on_datagram(now_, {});
     return true;
   }
   for (std::size_t at = 0; at < bytes.size(); at += got->segment) {
     const auto datagram = bytes.subspan(at, std::min(got->segment, bytes.size() - at));
     if (options_.lose && options_.lose(datagram)) continue;
-    reader_.on_datagram(now, datagram);
+    reader_.on_datagram(now_, datagram);
   }
   return true;
 }
@@ -190,20 +191,19 @@ Error UdpLink::interrupted() const { return Error(Code::kTimeout, cat(control_.p
 
 // Until something came (true), a time-out is due, or the control connection ended.
 Result<bool> UdpLink::wait(Micros until) {
-  const Micros start = steady_clock().now();
+  const Micros start = now_;
   if (options_.busy_poll) {
     bool came = false;
-    Micros now = start;
-    for (int i = 0; i < kSpinsAtOnce && !came && now < until; ++i) {
+    for (int i = 0; i < kSpinsAtOnce && !came && now_ < until; ++i) {
       PARAMWIRE_TRY(one, receive_some(DatagramSocket::Wait::kNo));
       came = one;
-      now = steady_clock().now();
+      if (!came && i % kSpinsALook == 0) now_ = steady_clock().now();
     }
-    busy_poll_us_ += static_cast<std::uint64_t>(now - start);
+    busy_poll_us_ += static_cast<std::uint64_t>(now_ - start);
     if (came) return true;
     PARAMWIRE_CHECK(check_control());
-    if (now < looked_ + kInterruptLook) return false;
-    looked_ = now;
+    if (now_ < looked_ + kInterruptLook) return false;
+    looked_ = now_;
     if (wait_interrupted()) return interrupted();
     return false;
   }
@@ -211,7 +211,8 @@ Result<bool> UdpLink::wait(Micros until) {
   if (left > kSleep) {
     PARAMWIRE_TRY(came, receive_some(DatagramSocket::Wait::kYes));
     if (came) return true;
-    if (left != kNever) left = std::max<Micros>(0, left - (steady_clock().now() - start));
+    now_ = steady_clock().now();
+    if (left != kNever) left = std::max<Micros>(0, left - (now_ - start));
   }
   timespec timeout{};
   timeout.tv_sec = static_cast<time_t>(left / kMicrosPerSecond);
@@ -219,6 +220,7 @@ Result<bool> UdpLink::wait(Micros until) {
   std::array<pollfd, 2> entries = {pollfd{socket_.fd(), POLLIN, 0}, pollfd{control_.fd(), POLLIN, 0}};
   const int n = ppoll(entries.data(), entries.size(), left == kNever ? nullptr : &timeout, nullptr);
   if (n < 0 && errno != EINTR) return errno_error(Code::kUnavailable, cat(control_.peer(), ": poll"), errno);
+  now_ = steady_clock().now();
   if (n > 0 && entries[1].revents != 0) PARAMWIRE_CHECK(check_control());
   if (n <= 0 && wait_interrupted()) return interrupted();
   return n > 0 && entries[0].revents != 0;

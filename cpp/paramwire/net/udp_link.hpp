@@ -77,6 +77,7 @@ class UdpLink final : public Link {
   bool gso_ = true;
   std::uint64_t send_failures_ = 0;
   std::uint64_t busy_poll_us_ = 0;
+  Micros now_ = 0;                 // since the last system call that may have slept
   Micros looked_ = 0;              // while spinning: whether somebody asks for the end of it
   LinkStats stats_;
 };
