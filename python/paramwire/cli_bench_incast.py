@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 import paramwire
 from paramwire.cli_bench_common import ROUNDS, is_pattern, percentiles, plain_memory
+from paramwire.cli_bench_net import network
 from paramwire.cli_bench_output import Record, Recorder, yes
 from paramwire.cli_bench_setting import (
     GAUGES,
@@ -24,12 +25,13 @@ from paramwire.cli_bench_setting import (
     connected,
     context,
     counters,
+    network_of,
     rotation,
     serving,
     start_seconds,
     wanted_transports,
 )
-from paramwire.cli_common import console, in_micros, number, size_name, steps_progress, table
+from paramwire.cli_common import CliError, console, in_micros, number, size_name, steps_progress, table
 
 # Bytes that the client rotates through at each server.
 ROTATE_BYTES = 64 << 20
@@ -70,6 +72,13 @@ class Stream:
 
 
 def bench_incast(options: argparse.Namespace) -> int:
+    if options.net and options.net.loss:
+        raise CliError("bench incast has its own losses, at full buffers: give --net an mtu only")
+    with network(options):
+        return bench_sizes(options)
+
+
+def bench_sizes(options: argparse.Namespace) -> int:
     transports = wanted_transports(options)
     rotate = rotation(options, options.servers, ROTATE_BYTES)
     with Recorder(options, show) as recorder:
@@ -86,9 +95,11 @@ def bench_incast(options: argparse.Namespace) -> int:
 def one_size(size: int, count: int, transports: Sequence[str], options: argparse.Namespace) -> list[Record]:
     """Servers whose blocks all differ, so that bytes of the wrong server are wrong bytes."""
     records = []
+    net = network_of(options)
+    key = net.key if net else None
     with contextlib.ExitStack() as stack:
         servers = [
-            stack.enter_context(serving(size, count, options.host, "--offset", str(index * size * count)))
+            stack.enter_context(serving(size, count, options, "--offset", str(index * size * count)))
             for index in range(options.servers)
         ]
         ready = [server.record(start_seconds(size * count)) for server in servers]
@@ -96,7 +107,7 @@ def one_size(size: int, count: int, transports: Sequence[str], options: argparse
         for transport in transports:
             with contextlib.ExitStack() as clients:
                 links = [
-                    clients.enter_context(connected(address_for(transport, facts), transport, options.timeout))
+                    clients.enter_context(connected(address_for(transport, facts), transport, options.timeout, key=key))
                     for facts in ready
                 ]
                 parts = np.split(target, options.servers)
@@ -105,7 +116,8 @@ def one_size(size: int, count: int, transports: Sequence[str], options: argparse
                            np.split(part, count))
                     for link, part in zip(links, parts, strict=True)
                 ]  # fmt: skip
-                records.append(one_transport(transport, size, streams, links, target, options.seconds))
+                record = one_transport(transport, size, streams, links, target, options.seconds)
+                records.append(record | (net.record() if net else {}))
     return records
 
 
