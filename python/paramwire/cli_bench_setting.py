@@ -57,7 +57,7 @@ CHECK_BYTES = 64 << 20
 # Transports whose clients can poll.
 BUSY_POLLING = ("udp",)
 # Ends of the names of client statistics that are not counted up.
-GAUGES = ("receive_buffer_bytes", "segment_bytes", "window_bytes", "round_trip_us")
+GAUGES = ("receive_buffer_bytes", "receive_buffer_asked_bytes", "segment_bytes", "window_bytes", "round_trip_us")
 
 UDP_SEGMENTS = "plain udp, segments"
 UDP_DATAGRAMS = "plain udp, 64 KiB datagrams"
