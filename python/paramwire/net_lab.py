@@ -28,8 +28,8 @@ PACKAGES = {
     "iptables": "iptables",
     "ip6tables": "iptables",
 }
-# Programs live here too, which a user's PATH may lack.
-PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+# Where such programs live too, and what a user's PATH may lack.
+SYSTEM_PATH = "/usr/sbin:/sbin"
 # For any of the commands that set up: each takes milliseconds.
 COMMAND_SECONDS = 30.0
 CLONE_NEWNET = 0x40000000  # of sched.h
@@ -45,7 +45,7 @@ class LabError(Exception):
 
 
 def program(name: str) -> str:
-    found = shutil.which(name, path=PATH)
+    found = shutil.which(name) or shutil.which(name, path=SYSTEM_PATH)
     if found is None:
         raise LabError(f"{name} is not installed: apt-get install {PACKAGES.get(name, name)}")
     return found
