@@ -37,10 +37,10 @@ from paramwire.cli_common import CliError, console, in_micros, number, size_name
 ROTATE_BYTES = 64 << 20
 # A thread that has not started by then never will.
 BARRIER_SECONDS = 60.0
-# Ends of the names of client counters: of segments that were asked for again, and of those that came. Streams over tcp
+# Names of client counters: of segments that were asked for again, and of those that came. Streams over tcp
 # have none: there the kernel sends again, and counts it.
-RESENT = ("datagram.lost", "datagram_lost")
-RECEIVED = ("datagram.received", "datagram_received")
+RESENT = "udp_lost"
+RECEIVED = "udp_received"
 
 
 @dataclass
@@ -146,8 +146,7 @@ def one_transport(
         for name, value in counters(new, old).items():
             # Of a gauge the largest is told.
             counts[name] = max(counts.get(name, 0), value) if name.endswith(GAUGES) else counts.get(name, 0) + value
-    resent = [name for name in counts if name.endswith(RESENT)]
-    received = sum(value for name, value in counts.items() if name.endswith(RECEIVED))
+    received = counts[RECEIVED]
     shares = all_at_once.shares_gb_per_s()
     moved = {name: kernel_after[name] - kernel[name] for name in kernel_after}
     tcp, udp = (after[0]["transport"] == name for name in ("tcp", "udp"))
@@ -171,8 +170,8 @@ def one_transport(
         # server that gets all.
         "fairness": sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares)),
         "calls": len(all_at_once.times_ns),
-        "resent": sum(counts[name] for name in resent) if resent else None,
-        "resent_ratio": sum(counts[name] for name in resent) / received if resent and received else None,
+        "resent": counts[RESENT] if received else None,
+        "resent_ratio": counts[RESENT] / received if received else None,
         # Of the whole network namespace: other traffic of this machine is in them.
         "kernel_tcp_segments_sent": moved["Tcp.OutSegs"] if tcp else None,
         "kernel_tcp_segments_resent": moved["Tcp.RetransSegs"] if tcp else None,
