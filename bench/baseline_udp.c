@@ -20,9 +20,14 @@ enum {
   /* Bytes of a chunk. With its header it fits into the largest datagram of IPv4 (65507), and is no whole number of segments: the short
    * one at the end keeps the kernel from joining a chunk to the next. */
   kChunkBytes = 63 * 1024,
-  /* UDP payload of a frame of 1500 bytes: less 8 of UDP and 20 of IPv4, or 40 of IPv6. */
-  kSegmentIpv4 = 1472,
-  kSegmentIpv6 = 1452,
+  /* What UDP and IP put before the payload. */
+  kHeadersIpv4 = 28,
+  kHeadersIpv6 = 48,
+  /* Frames of Ethernet, which segments are cut for where the route takes more than any network has: on loopback. */
+  kFrameBytes = 1500,
+  kLoopbackMtu = 65536,
+  /* No route is narrower (RFC 791). */
+  kSegmentMin = 576 - kHeadersIpv4,
   /* Most chunks on the way, and most requests that the server takes at once: 1 MiB keeps the pipe of a loopback full. */
   kWindowMax = 16,
   /* Receive and send buffer asked for; the kernel gives what net.core.rmem_max allows. */
@@ -75,7 +80,12 @@ int baseline_udp_open(struct baseline_udp_client *client, int fd, int segmented,
   struct sockaddr_storage address;
   socklen_t size = sizeof address;
   if (getsockname(fd, (struct sockaddr *)&address, &size) != 0) return errno;
-  const int segment = address.ss_family == AF_INET6 ? kSegmentIpv6 : kSegmentIpv4, on = 1;
+  const int v6 = address.ss_family == AF_INET6, on = 1;
+  int mtu = 0;
+  size = sizeof mtu;
+  if ((v6 ? getsockopt(fd, IPPROTO_IPV6, IPV6_MTU, &mtu, &size) : getsockopt(fd, IPPROTO_IP, IP_MTU, &mtu, &size)) != 0) return errno;
+  if (mtu >= kLoopbackMtu) mtu = kFrameBytes;
+  const int segment = mtu - (v6 ? kHeadersIpv6 : kHeadersIpv4);
   if (segmented) {
     /* Sending is the server's; asking here tells whether this kernel can. A segment size of 0 turns it off again. */
     const int off = 0;
@@ -204,7 +214,7 @@ static int make_answer(struct batch *batch, int i, unsigned at, const char *regi
   const struct request *wanted = &batch->wanted[i];
   if (batch->received[i].msg_len != sizeof *wanted || wanted->magic != kMagic || wanted->size > kChunkBytes) return 0;
   if (wanted->offset > region_size || wanted->size > region_size - wanted->offset) return 0;
-  if (wanted->segment != 0 && wanted->segment != kSegmentIpv4 && wanted->segment != kSegmentIpv6) return 0;
+  if (wanted->segment != 0 && wanted->segment < kSegmentMin) return 0;
   batch->heads[at] = (struct header){wanted->offset, wanted->size, wanted->tag};
   batch->out[at][0] = (struct iovec){&batch->heads[at], sizeof batch->heads[at]};
   /* sendmsg(2) only reads; iovec has no const. */

@@ -27,7 +27,8 @@ struct baseline_udp_client {
 
 /* Sets up `client` over `fd`, a UDP socket connected to a server's: buffers, a window that fits into the receive buffer.
  *
- * segmented: trains of segments of 1472 bytes of UDP payload (1452 over IPv6), a full frame of Ethernet; else 64 KiB datagrams
+ * segmented: trains of segments that fill the frames of the route, on loopback those of Ethernet: 1472 bytes of UDP payload, 1452 over
+ *            IPv6; else 64 KiB datagrams, which a narrower route takes in fragments
  * returns:   0, or errno; ENOPROTOOPT or EINVAL when this kernel has no UDP_SEGMENT or UDP_GRO */
 int baseline_udp_open(struct baseline_udp_client *client, int fd, int segmented, int spin);
 

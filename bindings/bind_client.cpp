@@ -137,6 +137,7 @@ py::dict PyClient::stats() const {
       {"udp_busy_poll_us", d.busy_poll_us},
       {"udp_size_steps", d.size_steps},
       {"udp_receive_buffer_bytes", d.receive_buffer_bytes},
+      {"udp_receive_buffer_asked_bytes", d.receive_buffer_asked_bytes},
       {"udp_segment_bytes", d.segment_bytes},
       {"udp_window_bytes", d.window_bytes},
       {"udp_round_trip_us", d.round_trip_us},

@@ -16,6 +16,7 @@ of a fork they raise InvalidError.
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 import warnings
@@ -215,6 +216,7 @@ def connect(
     errors:           InvalidError for a bad address or option; UnreachableError, DeadlineError; DeniedError when one
                       side has no key or another one, or others can use the file; UnavailableError when the pinned
                       transport can't be had, with every candidate's reason
+    warns:            RuntimeWarning, once in a process, when UDP sockets get less receive buffer than they asked for
     """
     client = Client(
         address,
@@ -238,4 +240,18 @@ def connect(
             FallbackWarning,
             stacklevel=2,
         )
+    stats = client.stats()
+    if stats["udp_receive_buffer_bytes"] < stats["udp_receive_buffer_asked_bytes"]:
+        _warn_of_small_buffer(stats["udp_receive_buffer_asked_bytes"], stats["udp_receive_buffer_bytes"])
     return client
+
+
+@functools.cache
+def _warn_of_small_buffer(wanted: int, got: int) -> None:
+    """Says it once in a process: the kernel itself clamps without a word."""
+    warnings.warn(
+        f"UDP sockets asked for a receive buffer of {wanted} bytes and got {got}: what does not fit is dropped, "
+        f'counted in stats()["udp_socket_drops"], asked for again; as root: sysctl -w net.core.rmem_max={wanted // 2}',
+        RuntimeWarning,
+        stacklevel=3,
+    )

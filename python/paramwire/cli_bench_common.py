@@ -44,6 +44,12 @@ HISTOGRAM_STEPS = 32
 PYTHON_MODULE = (sys.executable, "-m")
 
 Call = Callable[[int], object]
+# Is told whose round begins: the name of a baseline, or None for what is measured.
+Switch = Callable[[str | None], None]
+
+
+def nothing_to_switch(_: str | None) -> None:
+    """For sides that need nothing changed between them."""
 
 
 @dataclass
@@ -114,10 +120,12 @@ def measure(
     beside: Sequence[str] = (),
     with_histogram: bool = False,
     rounds: int = ROUNDS,
+    switch: Switch = nothing_to_switch,
 ) -> dict[str, Any]:
     """Times `ours` and the baselines in interleaved rounds, each called with the block indices below `count` in turn.
 
     beside:   names of baselines that are measured and recorded, but are never "the" baseline
+    switch:   called before each round
     returns:  p50_us and so on, gb_per_s (1e9 bytes), cpu_s_per_gb and cpu_us_per_call (both processes, our calls only),
               calls; "baseline", the name of the fastest, and its figures; ratio (median over rounds of our speed over
               the baseline's in the same round), its least and greatest; "baselines", figures of each
@@ -127,8 +135,10 @@ def measure(
     cpu = 0.0
     duration_ns = int(seconds * 1e9 / rounds / (1 + len(others)))
     for _ in range(rounds):
-        for other in others.values():
+        for name, other in others.items():
+            switch(name)
             other.round(count, size, duration_ns)
+        switch(None)
         before = cpu_seconds(server_pid)
         one.round(count, size, duration_ns)
         cpu += cpu_seconds(server_pid) - before

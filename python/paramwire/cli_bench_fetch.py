@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,9 +14,11 @@ from rich.progress import Progress, TaskID
 import paramwire
 from paramwire import _bench
 from paramwire.cli_bench_common import Call, is_pattern, machine, measure
+from paramwire.cli_bench_net import LossyRounds, network
 from paramwire.cli_bench_output import Record, Recorder, yes
 from paramwire.cli_bench_peers import measure_peers, show_peers
 from paramwire.cli_bench_setting import (
+    Plain,
     Setting,
     context,
     counters,
@@ -25,6 +28,7 @@ from paramwire.cli_bench_setting import (
     wanted_transports,
 )
 from paramwire.cli_common import (
+    CliError,
     console,
     counted,
     in_micros,
@@ -41,6 +45,15 @@ OTHER_FIGURES = ("fetch cold", "fetch warm")
 
 
 def bench_fetch(options: argparse.Namespace) -> int:
+    if options.net and options.peers:
+        raise CliError("--peers are on this host's loopback: leave them, or --net, out")
+    if options.net and options.key is not None:
+        raise CliError("--net has a key of its own, and another baseline than --key: leave one of them out")
+    with network(options):
+        return bench_sizes(options)
+
+
+def bench_sizes(options: argparse.Namespace) -> int:
     transports = wanted_transports(options)
     rotate = rotation(options)
     if not options.json:
@@ -106,6 +119,7 @@ def one_figure(setting: Setting, transport: str, bench: str, memory: str) -> Rec
         "retries": after["retries"] - before["retries"],
         "transport_used": after["transport"],
         "counters": counters(after, before),
+        **(setting.network.record() if setting.network else {}),
         "correct": correct,
     }
 
@@ -127,13 +141,25 @@ def fetches(setting: Setting, client: paramwire.Client, *, read: bool, cold: boo
         for index in range(count):
             ours(index)
         started = client.stats()["blocks_verified"]
-        with plain_programs(setting, client.transport, read=read) as plain:
+        with lossy_or_plain(setting, client, with_read, read=read) as plain:
             figures = measure(
                 with_read, plain.calls, count=count, size=setting.size, seconds=setting.seconds,
-                server_pid=setting.server.pid, beside=plain.beside, rounds=setting.rounds,
+                server_pid=setting.server.pid, beside=plain.beside, rounds=setting.rounds, switch=plain.switch,
             )  # fmt: skip
             figures["verified"] = client.stats()["blocks_verified"] - started
-            return figures | plain.facts(figures, setting, count), setting.right(ours, count)
+            correct = setting.right(ours, count)
+            return figures | plain.facts(figures, setting, count), correct
+
+
+@contextlib.contextmanager
+def lossy_or_plain(setting: Setting, client: paramwire.Client, call: Call, *, read: bool) -> Iterator[Plain]:
+    """What fetches are measured against. With loss that is `call` itself without it: the plain programs get nowhere."""
+    if setting.network is None or not setting.network.options.loss:
+        with plain_programs(setting, client.transport, read=read) as plain:
+            yield plain
+        return
+    rounds = LossyRounds(setting.network, client, setting.server, call)
+    yield Plain(rounds.calls, switch=rounds.switch, more=rounds.facts)
 
 
 def later_views(setting: Setting, client: paramwire.Client) -> tuple[dict[str, Any], bool]:

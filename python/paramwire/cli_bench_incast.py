@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 import paramwire
 from paramwire.cli_bench_common import ROUNDS, is_pattern, percentiles, plain_memory
+from paramwire.cli_bench_net import network
 from paramwire.cli_bench_output import Record, Recorder, yes
 from paramwire.cli_bench_setting import (
     GAUGES,
@@ -24,21 +25,22 @@ from paramwire.cli_bench_setting import (
     connected,
     context,
     counters,
+    network_of,
     rotation,
     serving,
     start_seconds,
     wanted_transports,
 )
-from paramwire.cli_common import console, in_micros, number, size_name, steps_progress, table
+from paramwire.cli_common import CliError, console, in_micros, number, size_name, steps_progress, table
 
 # Bytes that the client rotates through at each server.
 ROTATE_BYTES = 64 << 20
 # A thread that has not started by then never will.
 BARRIER_SECONDS = 60.0
-# Ends of the names of client counters: of segments that were asked for again, and of those that came. Streams over tcp
+# Names of client counters: of segments that were asked for again, and of those that came. Streams over tcp
 # have none: there the kernel sends again, and counts it.
-RESENT = ("datagram.lost", "datagram_lost")
-RECEIVED = ("datagram.received", "datagram_received")
+RESENT = "udp_lost"
+RECEIVED = "udp_received"
 
 
 @dataclass
@@ -70,6 +72,13 @@ class Stream:
 
 
 def bench_incast(options: argparse.Namespace) -> int:
+    if options.net and options.net.loss:
+        raise CliError("bench incast has its own losses, at full buffers: give --net an mtu only")
+    with network(options):
+        return bench_sizes(options)
+
+
+def bench_sizes(options: argparse.Namespace) -> int:
     transports = wanted_transports(options)
     rotate = rotation(options, options.servers, ROTATE_BYTES)
     with Recorder(options, show) as recorder:
@@ -86,9 +95,11 @@ def bench_incast(options: argparse.Namespace) -> int:
 def one_size(size: int, count: int, transports: Sequence[str], options: argparse.Namespace) -> list[Record]:
     """Servers whose blocks all differ, so that bytes of the wrong server are wrong bytes."""
     records = []
+    net = network_of(options)
+    key = net.key if net else None
     with contextlib.ExitStack() as stack:
         servers = [
-            stack.enter_context(serving(size, count, options.host, "--offset", str(index * size * count)))
+            stack.enter_context(serving(size, count, options, "--offset", str(index * size * count)))
             for index in range(options.servers)
         ]
         ready = [server.record(start_seconds(size * count)) for server in servers]
@@ -96,7 +107,7 @@ def one_size(size: int, count: int, transports: Sequence[str], options: argparse
         for transport in transports:
             with contextlib.ExitStack() as clients:
                 links = [
-                    clients.enter_context(connected(address_for(transport, facts), transport, options.timeout))
+                    clients.enter_context(connected(address_for(transport, facts), transport, options.timeout, key=key))
                     for facts in ready
                 ]
                 parts = np.split(target, options.servers)
@@ -105,7 +116,8 @@ def one_size(size: int, count: int, transports: Sequence[str], options: argparse
                            np.split(part, count))
                     for link, part in zip(links, parts, strict=True)
                 ]  # fmt: skip
-                records.append(one_transport(transport, size, streams, links, target, options.seconds))
+                record = one_transport(transport, size, streams, links, target, options.seconds)
+                records.append(record | (net.record() if net else {}))
     return records
 
 
@@ -134,8 +146,7 @@ def one_transport(
         for name, value in counters(new, old).items():
             # Of a gauge the largest is told.
             counts[name] = max(counts.get(name, 0), value) if name.endswith(GAUGES) else counts.get(name, 0) + value
-    resent = [name for name in counts if name.endswith(RESENT)]
-    received = sum(value for name, value in counts.items() if name.endswith(RECEIVED))
+    received = counts[RECEIVED]
     shares = all_at_once.shares_gb_per_s()
     moved = {name: kernel_after[name] - kernel[name] for name in kernel_after}
     tcp, udp = (after[0]["transport"] == name for name in ("tcp", "udp"))
@@ -159,8 +170,8 @@ def one_transport(
         # server that gets all.
         "fairness": sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares)),
         "calls": len(all_at_once.times_ns),
-        "resent": sum(counts[name] for name in resent) if resent else None,
-        "resent_ratio": sum(counts[name] for name in resent) / received if resent and received else None,
+        "resent": counts[RESENT] if received else None,
+        "resent_ratio": counts[RESENT] / received if received else None,
         # Of the whole network namespace: other traffic of this machine is in them.
         "kernel_tcp_segments_sent": moved["Tcp.OutSegs"] if tcp else None,
         "kernel_tcp_segments_resent": moved["Tcp.RetransSegs"] if tcp else None,

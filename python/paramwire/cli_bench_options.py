@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 
 from paramwire._core import available
 from paramwire.cli_common import byte_size, byte_sizes, positive, seconds
@@ -14,6 +15,10 @@ DEFAULTS = {
     "bench incast": ("64KiB,1MiB,16MiB", 4.0, "time for each figure, half of it for one server alone"),
     "bench mixed": ("64", 4.0, "time for each of the four phases"),
 }
+# What veth takes, and UDP over IPv6 needs.
+MTU_LEAST, MTU_MOST = 1280, 65535
+# Past that, a control connection over TCP hardly gets through at all.
+LOSS_MOST = 0.5
 PEERS = ("iperf3", "ucx", "redis", "zeromq")
 
 
@@ -30,6 +35,33 @@ def host(text: str) -> str:
     if text not in ("127.0.0.1", "::1"):
         raise argparse.ArgumentTypeError(f"{text!r}: the benchmarks' servers listen on 127.0.0.1 or ::1 only")
     return text
+
+
+@dataclass(frozen=True)
+class NetOptions:
+    mtu: int = 1500
+    loss: float = 0.0  # probability, of each packet, each way
+
+
+def net_options(text: str) -> NetOptions:
+    """Of "mtu=1500,loss=0.01", either part alone too. errors: argparse.ArgumentTypeError"""
+    mtu, loss = NetOptions.mtu, NetOptions.loss
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            if name == "mtu":
+                mtu = int(value)
+            elif name == "loss":
+                loss = float(value)
+            else:
+                raise argparse.ArgumentTypeError(f"{part!r}: write mtu=BYTES, loss=PROBABILITY, or both with a comma")
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{part!r}: {value!r} is no number") from None
+    if not MTU_LEAST <= mtu <= MTU_MOST:
+        raise argparse.ArgumentTypeError(f"mtu={mtu}: must be from {MTU_LEAST} to {MTU_MOST} bytes")
+    if not 0 <= loss <= LOSS_MOST:
+        raise argparse.ArgumentTypeError(f"loss={loss:g}: must be a probability from 0 to {LOSS_MOST:g}")
+    return NetOptions(mtu, loss)
 
 
 def rate(text: str) -> float:
@@ -59,6 +91,10 @@ def add_harness(name: str, parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", type=host, default="127.0.0.1", metavar="ADDR",
                         help="loopback address to serve on: 127.0.0.1 (default) or ::1")  # fmt: skip
+    if name in ("bench fetch", "bench incast"):
+        parser.add_argument("--net", type=net_options, metavar="mtu=N,loss=P",
+                            help="the servers on another host, behind a veth pair with that MTU; with loss the "
+                                 "baseline is the same without it (needs root)")  # fmt: skip
     if name == "bench mixed":
         parser.add_argument("--bulk", type=byte_size, default=16 << 20, metavar="SIZE",
                             help="of the blocks that bulk reads fetch (default 16MiB)")  # fmt: skip

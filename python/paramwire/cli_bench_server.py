@@ -79,11 +79,12 @@ def server_at(host: str, busy_poll: bool = False, key: str | None = None) -> Ite
     key:        file of the cluster key
     """
     more: dict[str, Any] = {"key": key, "busy_poll": busy_poll}
+    name = f"[{host}]" if ":" in host else host
     with contextlib.ExitStack() as stack:
         if host != "127.0.0.1":
             # Whoever names an address has no unix socket by default.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="paramwire-"))
-            more["listen"] = [f"tcp://[{host}]:0", f"unix:{folder}/bench"]
+            more["listen"] = [f"tcp://{name}:0", f"unix:{folder}/bench"]
         yield stack.enter_context(paramwire.Server(**more))
 
 
@@ -119,7 +120,9 @@ def main() -> int:
                 "last": region[-options.size :].tobytes()[:64].hex(),
             }
         )
-        sys.stdin.read()
+        # Each line is a question about the counters.
+        for _ in sys.stdin:
+            json_line(server.stats())
     return 0
 
 

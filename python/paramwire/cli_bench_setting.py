@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,15 @@ from paramwire.cli_bench_common import (
     START_SECONDS,
     Call,
     Child,
+    Switch,
     available_memory,
     fill_pattern,
     is_pattern,
     machine,
+    nothing_to_switch,
     plain_memory,
 )
+from paramwire.cli_bench_net import Network
 from paramwire.cli_common import CliError, notes
 
 # Bytes that each side moves on through in cold figures: several times the largest last-level cache that guests report
@@ -54,7 +57,7 @@ CHECK_BYTES = 64 << 20
 # Transports whose clients can poll.
 BUSY_POLLING = ("udp",)
 # Ends of the names of client statistics that are not counted up.
-GAUGES = ("receive_buffer_bytes", "segment_bytes", "window_bytes", "round_trip_us")
+GAUGES = ("receive_buffer_bytes", "receive_buffer_asked_bytes", "segment_bytes", "window_bytes", "round_trip_us")
 
 UDP_SEGMENTS = "plain udp, segments"
 UDP_DATAGRAMS = "plain udp, 64 KiB datagrams"
@@ -71,6 +74,8 @@ def wanted_transports(options: argparse.Namespace) -> list[str]:
         known = {name: entry for name, entry in known.items() if name in KEYED}
     if options.transport == "auto":
         return ["auto"]
+    if getattr(options, "net", None) and options.transport == "all":
+        known.pop("shm", None)  # of the same host only
     if options.transport != "all":
         if not known[options.transport]["usable"]:
             raise CliError(f"transport {options.transport} can't be used here: {known[options.transport]['reason']}")
@@ -120,10 +125,19 @@ def start_seconds(size: int) -> float:
     return START_SECONDS + size / 1e8
 
 
-def serving(size: int, count: int, host: str, *more: str) -> Child:
-    """A server process with `count` blocks of `size` bytes."""
-    words = ["--size", str(size), "--count", str(count), "--host", host, *more]
-    return Child("paramwire.cli_bench_server", words)
+def serving(size: int, count: int, options: argparse.Namespace, *more: str) -> Child:
+    """A server process with `count` blocks of `size` bytes, on the far host where there is one."""
+    net = network_of(options)
+    words = ["--size", str(size), "--count", str(count), "--host", net.host if net else options.host, *more]
+    if net is None:
+        return Child("paramwire.cli_bench_server", words)
+    return Child("paramwire.cli_bench_server", [*words, "--key", net.key], before=net.lab.far.words)
+
+
+def network_of(options: argparse.Namespace) -> Network | None:
+    """That of --net, while network() has it."""
+    found: Network | None = getattr(options, "network", None)
+    return found
 
 
 def address_for(transport: str, ready: dict[str, Any]) -> str:
@@ -181,6 +195,7 @@ class Setting:
     target: npt.NDArray[np.uint8]
     key: str | None = None  # file of the server's cluster key
     keyless: dict[str, Any] = field(default_factory=dict)  # facts of a server without one, where this one has one
+    network: Network | None = None
 
     def __post_init__(self) -> None:
         self.names = [f"block.{index}" for index in range(self.count)]
@@ -193,7 +208,8 @@ class Setting:
         return CLOSE_ROUNDS if self.key else ROUNDS
 
     def connect(self, transport: str, wait: str = "blocking") -> paramwire.Client:
-        return connected(address_for(transport, self.ready), transport, self.timeout, wait, self.key)
+        key = self.network.key if self.network else self.key
+        return connected(address_for(transport, self.ready), transport, self.timeout, wait, key)
 
     def connect_keyless(self, transport: str, wait: str) -> paramwire.Client:
         return connected(address_for(transport, self.keyless), transport, self.timeout, wait)
@@ -225,14 +241,15 @@ def setting_of(
     count = max(1, min(COUNT_MAX, rotate // size))
     more = ["--busy-poll"] if wait == "busy_poll" else []
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(serving(size, count, options.host, *more, *(["--key", key] if key else [])))
-        keyless = stack.enter_context(serving(size, count, options.host, *more)) if key else None
+        server = stack.enter_context(serving(size, count, options, *more, *(["--key", key] if key else [])))
+        keyless = stack.enter_context(serving(size, count, options, *more)) if key else None
         source = plain_memory(size * count)
         fill_pattern(source)
         target = plain_memory(size * count)
         ready = server.record(start_seconds(size * count))
         other = keyless.record(start_seconds(size * count)) if keyless else {}
-        yield Setting(size, count, options.seconds, options.timeout, server, ready, source, target, key, other)
+        net = network_of(options)
+        yield Setting(size, count, options.seconds, options.timeout, server, ready, source, target, key, other, net)
 
 
 @dataclass
@@ -243,15 +260,18 @@ class Plain:
     beside: tuple[str, ...] = ()  # of them, those that are shown and are no baseline
     missing: dict[str, str] = field(default_factory=dict)  # name: why it can't run here
     clients: dict[str, _bench.UdpClient] = field(default_factory=dict)
+    switch: Switch = nothing_to_switch
+    more: Callable[[], dict[str, Any]] = dict  # other fields of the record
 
     def facts(self, figures: dict[str, Any], setting: Setting, count: int) -> dict[str, Any]:
         """Fields of the record: whether each brought the right bytes, what the UDP programs lost, what is missing."""
+        more = self.more()
         for name, client in self.clients.items():
             figures["baselines"][name] |= client.stats()
         for name, call in self.calls.items():
             figures["baselines"][name]["correct"] = setting.right(call, min(count, max(1, CHECK_BYTES // setting.size)))
         correct = all(entry["correct"] for entry in figures["baselines"].values())
-        return {"baselines_correct": correct, "baselines_missing": self.missing}
+        return {"baselines_correct": correct, "baselines_missing": self.missing, **more}
 
 
 @contextlib.contextmanager
@@ -278,7 +298,9 @@ def plain_programs(setting: Setting, transport: str, *, spin: bool = False, read
                     plain.missing[name] = str(error)
             for name, client in plain.clients.items():
                 calls[name] = udp_call(client, setting)
-            plain.beside = (TCP,) if calls else ()
+            if setting.network and UDP_DATAGRAMS in calls:
+                plain.beside = (UDP_DATAGRAMS,)  # in fragments, which no path of a real network takes for long
+            plain.beside += (TCP,) if calls else ()
         calls[TCP] = tcp_call(stack, setting)
         yield plain
 

@@ -310,7 +310,7 @@ TEST(Crc, PublicFunctionsAgreeForEveryStorePolicy) {
     const std::uint32_t want32 = reference32(data.data(), size, 5);
     EXPECT_EQ(crc64(data, 5), want64);
     EXPECT_EQ(crc32c(data, 5), want32);
-    for (const Stores stores : {Stores::kBySize, Stores::kCached, Stores::kStreaming}) {
+    for (const Stores stores : {Stores::kBySize, Stores::kCached, Stores::kStreaming, Stores::kStreamingOpen}) {
       std::vector<std::byte> target(size);
       EXPECT_EQ(copy_crc64(target.data(), data.data(), size, 5, stores), want64);
       EXPECT_EQ(target, data);

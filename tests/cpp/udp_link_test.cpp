@@ -53,6 +53,33 @@ TEST(UdpLink, ASegmentedSendThatIsRefusedGoesInPiecesAndIsNotTriedAgainOnThatPat
   }
 }
 
+// CASES UP-38, the other way.
+TEST(UdpLink, AServersSegmentedSendThatIsRefusedGoesInPiecesAndIsNotTriedAgainForThatClient) {
+  for (const int error : {EIO, EINVAL, EOPNOTSUPP, ENOBUFS}) {
+    SCOPED_TRACE(error);
+    ServerOptions options;
+    options.udp_fail_gso = error;
+    Rig rig(options);
+    const Bytes bytes = random_bytes(3'000'000, 1);
+    rig.publish({{"w", bytes}});
+    const Snapshot snapshot = rig.snapshot();
+    UdpOptions narrow;
+    narrow.segment_size = 1408;  // on loopback a datagram is as long as a segmented send otherwise
+    const auto link = connect(rig, narrow);
+    const auto other = connect(rig, narrow);
+    EXPECT_EQ(read(*link, snapshot, "w", bytes.size()), bytes);
+    EXPECT_EQ(read(*other, snapshot, "w", bytes.size()), bytes);
+    const UdpServerStats sent = must(rig.server->stats()).udp;
+    EXPECT_EQ(sent.gso_disabled, error == ENOBUFS ? 0U : 1U);  // of two failures and two clients; back-pressure is no reason
+    EXPECT_EQ(sent.failed, 0U);
+    for (const Link* each : {link.get(), other.get()}) {
+      const DatagramStats d = each->stats().datagram;
+      EXPECT_EQ(d.bytes_needed, bytes.size());  // nothing counts twice
+      EXPECT_EQ(d.refused, 0U);
+    }
+  }
+}
+
 TEST(UdpLink, AFrozenPathIsATimeoutThatSaysWhatWasSeen) {
   Rig rig;
   rig.publish({{"w", random_bytes(1000, 1)}});

@@ -134,6 +134,23 @@ TEST_F(UdpResponderTest, AClosedSessionIsUnknown) {
   EXPECT_EQ(rig_.responder->stats().sessions, 0U);
 }
 
+TEST_F(UdpResponderTest, SegmentedSendsAreTurnedOffForOneSessionAndOnce) {
+  learn_token();
+  ASSERT_EQ(check(get(2)), Verdict::kLookup);
+  EXPECT_TRUE(question_.gso);
+  const UdpKeyMessage other = must(rig_.responder->open(7411, std::nullopt));
+  EXPECT_TRUE(rig_.responder->disable_gso(rig_.session.session));
+  EXPECT_FALSE(rig_.responder->disable_gso(rig_.session.session));
+  ASSERT_EQ(check(get(3)), Verdict::kLookup);
+  EXPECT_FALSE(question_.gso);
+  DatagramGet theirs = get(1);
+  theirs.session = other.session;
+  Bytes bytes;
+  theirs.encode(bytes, other.key);
+  ASSERT_EQ(rig_.responder->check(bytes, rig_.address, question_), Verdict::kStatus);
+  EXPECT_TRUE(question_.gso);
+}
+
 TEST_F(UdpResponderTest, AMillionSpoofedDatagramsGrowNothingAndGetNothing) {
   Random random(3);
   Bytes right_form = bytes_of(get(2));

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,8 @@ import paramwire as pw
 import pytest
 from paramwire.gguf_file import GgufFile
 
-# A server that publishes what it is told to: for a line with {name: [dtype, shape]}, arange() of each plus "add".
+# A server that publishes what it is told to: for a line with {name: [dtype, shape]}, arange() of each plus "add". A
+# line without tensors is a question about its counters.
 SERVER_PROGRAM = """
 import json, sys
 import numpy as np
@@ -30,6 +31,9 @@ with pw.Server(**json.loads(sys.argv[1])) as server:
     print(json.dumps({"address": server.address, "endpoints": server.endpoints}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
+        if "tensors" not in order:
+            print(json.dumps(server.stats()), flush=True)
+            continue
         with server.publish() as p:
             for name, (dtype, shape) in order["tensors"].items():
                 values = np.arange(np.prod(shape, dtype=int)) + order["add"]
@@ -41,9 +45,10 @@ with pw.Server(**json.loads(sys.argv[1])) as server:
 class ServerProcess:
     """A server in a process of its own."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, before: Sequence[str] = (), **options: object) -> None:
+        """before: words of a command that runs it in its own place, with the same id"""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER_PROGRAM, json.dumps(options)],
+            [*before, sys.executable, "-c", SERVER_PROGRAM, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -60,6 +65,10 @@ class ServerProcess:
     def publish(self, tensors: dict[str, tuple[str, tuple[int, ...]]], add: int = 0) -> pw.Version:
         print(json.dumps({"tensors": tensors, "add": add}), file=self.process.stdin, flush=True)
         return pw.Version(*self._read())
+
+    def stats(self) -> dict[str, int]:
+        print("{}", file=self.process.stdin, flush=True)
+        return self._read()
 
     @property
     def pid(self) -> int:
@@ -146,8 +155,8 @@ def client(server, transport) -> Iterator[pw.Client]:
 def server_processes() -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
-    def start(**options: object) -> ServerProcess:
-        started.append(ServerProcess(**options))
+    def start(before: Sequence[str] = (), **options: object) -> ServerProcess:
+        started.append(ServerProcess(before, **options))
         return started[-1]
 
     try:

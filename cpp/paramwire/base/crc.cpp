@@ -4,6 +4,9 @@
 
 #include <atomic>
 #include <cassert>
+#ifdef __x86_64__
+#include <xmmintrin.h>
+#endif
 
 namespace paramwire {
 
@@ -19,7 +22,14 @@ const crc::Body* choose() noexcept {
 }
 
 bool streams(std::size_t size, Stores stores) noexcept {
-  return stores == Stores::kStreaming || (stores == Stores::kBySize && size >= kStreamFromBytes);
+  return stores >= Stores::kStreaming || (stores == Stores::kBySize && size >= kStreamFromBytes);
+}
+
+// Of a copy that streamed.
+template <typename Crc>
+Crc ended(Crc crc, bool stream, Stores stores) noexcept {
+  if (stream && stores != Stores::kStreamingOpen) end_streaming();
+  return crc;
 }
 
 }  // namespace
@@ -46,18 +56,27 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) noe
 
 std::uint64_t copy_crc64(std::byte* target, const std::byte* source, std::size_t size, std::uint64_t before,
                          Stores stores) noexcept {
-  return crc::chosen_body().copy_crc64(target, source, size, before, streams(size, stores));
+  const bool stream = streams(size, stores);
+  return ended(crc::chosen_body().copy_crc64(target, source, size, before, stream), stream, stores);
 }
 
 std::uint64_t copy_crc64_extents(std::byte* target, const std::byte* source, std::size_t size,
                                  std::span<std::uint32_t> extents, Stores stores) noexcept {
   assert(extents.size() >= extent_count(size));
-  return crc::chosen_body().copy_crc64_extents(target, source, size, extents.data(), streams(size, stores));
+  const bool stream = streams(size, stores);
+  return ended(crc::chosen_body().copy_crc64_extents(target, source, size, extents.data(), stream), stream, stores);
 }
 
 std::uint32_t copy_crc32c(std::byte* target, const std::byte* source, std::size_t size, std::uint32_t before,
                           Stores stores) noexcept {
-  return crc::chosen_body().copy_crc32c(target, source, size, before, streams(size, stores));
+  const bool stream = streams(size, stores);
+  return ended(crc::chosen_body().copy_crc32c(target, source, size, before, stream), stream, stores);
+}
+
+void end_streaming() noexcept {
+#ifdef __x86_64__
+  _mm_sfence();
+#endif
 }
 
 std::string_view crc_implementation() noexcept { return crc::chosen_body().name; }

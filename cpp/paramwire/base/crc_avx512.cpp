@@ -19,6 +19,7 @@ const paramwire::crc::Body* paramwire::crc::vpclmulqdq_body() noexcept { return 
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
+#include <cstring>
 #include <immintrin.h>
 
 #define PARAMWIRE_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,vpclmulqdq,pclmul,sse4.2"
@@ -295,7 +296,6 @@ PARAMWIRE_BODY std::uint64_t copy_streaming(std::uint64_t state, std::byte* targ
                                             std::size_t size) noexcept {
   Folding<P> crc(state);
   feed<Target::kStream>(crc, target, source, size);
-  _mm_sfence();
   return crc.finish();
 }
 
@@ -303,7 +303,29 @@ std::uint64_t crc64(const std::byte* source, std::size_t size, std::uint64_t bef
   return ~check<Crc64Polynomial>(~before, source, size);
 }
 
+// SSE4.2's instruction, 8 bytes at a time. Below a register's 64 bytes it is three times as fast as folding; and it loads no more than what
+// was stored at once, where a load over several fresh stores waits for all stores before them (those of a copy that streams past the cache).
+PARAMWIRE_BODY std::uint32_t crc32c_short(const std::byte* source, std::size_t size, std::uint32_t before) noexcept {
+  std::uint64_t state = ~before;
+  std::size_t at = 0;
+  for (; at + 8 <= size; at += 8) {
+    std::uint64_t word;
+    std::memcpy(&word, source + at, sizeof word);
+    state = _mm_crc32_u64(state, word);
+  }
+  auto narrow = static_cast<std::uint32_t>(state);
+  if (at + 4 <= size) {
+    std::uint32_t word;
+    std::memcpy(&word, source + at, sizeof word);
+    narrow = _mm_crc32_u32(narrow, word);
+    at += 4;
+  }
+  for (; at < size; ++at) narrow = _mm_crc32_u8(narrow, static_cast<unsigned char>(source[at]));
+  return ~narrow;
+}
+
 std::uint32_t crc32c(const std::byte* source, std::size_t size, std::uint32_t before) noexcept {
+  if (size < kBlock) return crc32c_short(source, size, before);
   return ~static_cast<std::uint32_t>(check<Crc32cPolynomial>(~before, source, size));
 }
 
@@ -333,7 +355,6 @@ PARAMWIRE_BODY std::uint64_t copy_crc64_extents(std::byte* target, const std::by
     state = crc.finish64();
     extents[at / kExtentBytes] = ~static_cast<std::uint32_t>(crc.finish32());
   }
-  if (stream) _mm_sfence();
   return ~state;
 }
 

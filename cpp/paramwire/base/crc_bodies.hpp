@@ -1,7 +1,8 @@
 // The bodies behind crc.hpp, for its dispatch, for the tests (each body against a reference) and for the benchmark.
 //
 // A body is a table of functions with the meanings of crc.hpp. `stream` asks for a target that does not stay in cache
-// (non-temporal stores, ended by a store fence); a body may decline where that is slower or the machine has none.
+// (non-temporal stores, which the caller ends by end_streaming()); a body may decline where that is slower or the machine
+// has none.
 // Tables are constants; any thread.
 #pragma once
 

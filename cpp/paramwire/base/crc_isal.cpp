@@ -71,7 +71,6 @@ std::size_t stream_groups(std::byte* target, const std::byte* source, std::size_
     stream_group(target + at, source + at, group);
     check(group, kGroup);
   }
-  _mm_sfence();
   return at;
 }
 #else

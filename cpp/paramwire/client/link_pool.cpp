@@ -26,6 +26,7 @@ DatagramStats sum(const DatagramStats& a, const DatagramStats& b) noexcept {
   out.busy_poll_us += b.busy_poll_us;
   out.size_steps += b.size_steps;
   out.receive_buffer_bytes = std::max(a.receive_buffer_bytes, b.receive_buffer_bytes);
+  out.receive_buffer_asked_bytes = std::max(a.receive_buffer_asked_bytes, b.receive_buffer_asked_bytes);
   out.segment_bytes = std::max(a.segment_bytes, b.segment_bytes);
   out.window_bytes = std::max(a.window_bytes, b.window_bytes);
   out.round_trip_us = std::max(a.round_trip_us, b.round_trip_us);

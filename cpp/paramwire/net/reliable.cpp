@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <utility>
 
 namespace paramwire {
 
@@ -14,6 +15,9 @@ namespace {
 // What one GET asks for at most, in bytes: it bounds the burst that one datagram sets off (CASES UP-41), and 256 KiB are four of the largest
 // segments, so that a GET costs little beside them. In segments: 64 of 1,448 B are 93 KiB, one GSO send of the server; three of those.
 constexpr std::uint64_t kAskBytes = 256 * 1024;
+// A segmented send of Linux: udp(7), UDP_SEGMENT; the bytes are a datagram's before it is cut (RFC 768 less IPv4's header).
+constexpr std::uint64_t kTrainBytes = 65'507;
+constexpr std::uint64_t kTrainSegments = 64;
 // Blocks open at once, and GETs under way: 256 tiny blocks hide a round trip of 100 us at 2.5 million a second, and their GETs fit the
 // server's smallest receive buffer.
 constexpr std::size_t kOpenMax = 256;
@@ -23,7 +27,7 @@ constexpr Micros kReorderMin = 100;
 constexpr Micros kReorderMax = 20'000;
 // Silences in a row at a size before it is doubted: at one that never carried anything, and at one that did.
 constexpr std::uint32_t kSilencesNew = 2;
-constexpr std::uint32_t kSilencesProven = 6;
+constexpr std::uint32_t kSilencesProven = 4;
 // After a step down the route's own size is tried again with the first batch after this: a path heals, and a silence may have been a server's.
 constexpr Micros kSizeAgain = kMicrosPerSecond;
 constexpr std::uint32_t kBackoffMax = 7;  // doublings of the timeout
@@ -95,7 +99,7 @@ ReliableReader::ReliableReader(ReliableOptions options, InboundCredit& credit)
 }
 
 ReliableReader::~ReliableReader() {
-  credit_.give_back(in_flight_);
+  credit_.give_back(in_flight_ + owed_);
   credit_.leave();
 }
 
@@ -193,6 +197,7 @@ void ReliableReader::drop_stream(Stream& stream) {
   if (!stream.live) return;
   stream.live = false;
   streams_.erase(stream.request);
+  if (latest_ == &stream) latest_ = nullptr;
   if (stream.in_line) std::replace(wanting_.begin(), wanting_.end(), &stream, static_cast<Stream*>(nullptr));
   stream.in_line = false;
   for (Ask& ask : asks_) {
@@ -212,6 +217,7 @@ void ReliableReader::close_item(Item& item, Status result) {
   item.place.reset();
   item.read = nullptr;
   --open_items_;
+  if (done()) credit_.give_back(std::exchange(owed_, 0));
   spare_.push_back(&item);
 }
 
@@ -239,6 +245,7 @@ void ReliableReader::want(Stream& stream, bool front) {
 // ---------------------------------------------------------------- out
 
 void ReliableReader::poll(Micros now, Outbox& out) {
+  credit_.give_back(std::exchange(owed_, 0));
   if (probing_) {
     const Micros pause = std::min(kProbeMost, std::max(kProbeFirst, probe_sent_ - probe_first_));
     if (probe_sent_ == 0 || now >= probe_sent_ + pause) {
@@ -296,6 +303,11 @@ void ReliableReader::fill(Micros now, Outbox& out) {
   }
 }
 
+// What one segmented send carries at most, in cost.
+std::uint64_t ReliableReader::train_bytes(const Stream& stream) noexcept {
+  return std::clamp<std::uint64_t>(kTrainBytes / (kDataHeaderBytes + stream.segment_size), 1, kTrainSegments) * stream.cost();
+}
+
 // One GET for what `stream` lacks, within `room` bytes. False: there is not room enough to be worth one.
 bool ReliableReader::ask(Stream& stream, Micros now, std::uint64_t room, Outbox& out) {
   std::uint32_t i = stream.cursor;
@@ -307,7 +319,9 @@ bool ReliableReader::ask(Stream& stream, Micros now, std::uint64_t room, Outbox&
     return true;
   }
   // A quarter of the window a GET keeps four under way; less only for the last of a stream, or when nothing else is.
-  const std::uint64_t burst = std::clamp<std::uint64_t>(window_.bytes() / 4, stream.cost(), kAskBytes);
+  std::uint64_t burst = std::clamp<std::uint64_t>(window_.bytes() / 4, stream.cost(), kAskBytes);
+  // Whole trains where it holds one: what is left over costs sender, path and receiver as much as a full one.
+  if (const std::uint64_t train = train_bytes(stream); burst > train) burst -= burst % train;
   if (in_flight_ > 0 && room < burst) {
     std::uint64_t left = 0;
     for (std::uint32_t k = i; k < stream.count && left <= room; ++k) {
@@ -484,30 +498,27 @@ void ReliableReader::schedule(Micros now) {
 // ---------------------------------------------------------------- in
 
 void ReliableReader::on_datagram(Micros now, std::span<const std::byte> datagram) {
-  const auto kind = datagram_kind(datagram);
-  if (kind == DatagramKind::kData) return on_data(now, datagram);
-  if (kind == DatagramKind::kStatus) return on_status(now, datagram);
+  if (const auto data = read_data(datagram)) return on_data(now, datagram, *data);
+  if (datagram_kind(datagram) == DatagramKind::kStatus) return on_status(now, datagram);
   ++stats_.refused;
 }
 
-void ReliableReader::on_data(Micros now, std::span<const std::byte> datagram) {
-  const auto data = read_data(datagram);
-  if (!data) {
-    ++stats_.refused;
-    return;
+void ReliableReader::on_data(Micros now, std::span<const std::byte> datagram, const DatagramData& data) {
+  if (latest_ == nullptr || latest_->request != data.request) {
+    const auto found = streams_.find(data.request);
+    if (found == streams_.end()) {
+      ++stats_.duplicates;  // of a stream that is whole, most likely; of a forger's guess at worst
+      return;
+    }
+    latest_ = found->second;
   }
-  const auto found = streams_.find(data->request);
-  if (found == streams_.end()) {
-    ++stats_.duplicates;  // of a stream that is whole, most likely; of a forger's guess at worst
-    return;
-  }
-  Stream& stream = *found->second;
-  const std::uint32_t index = data->segment - stream.first;  // wraps for a segment before the first
+  Stream& stream = *latest_;
+  const std::uint32_t index = data.segment - stream.first;  // wraps for a segment before the first
   if (!options_.omitted_datagram.header_crc && !data_header_intact(datagram, *stream.crc)) {
     ++stats_.refused;
     return;
   }
-  if (index >= stream.count || data->payload_size != stream.size_of(index)) {
+  if (index >= stream.count || data.payload_size != stream.size_of(index)) {
     ++stats_.refused;
     return;
   }
@@ -517,9 +528,9 @@ void ReliableReader::on_data(Micros now, std::span<const std::byte> datagram) {
     ++stats_.duplicates;
     return;
   }
-  if (stream.segment_size == segment_size_ && data->payload_size == segment_size_) size_confirmed_ = true;
+  if (stream.segment_size == segment_size_ && data.payload_size == segment_size_) size_confirmed_ = true;
   ++stats_.segments;
-  stats_.segment_bytes += data->payload_size;
+  stats_.segment_bytes += data.payload_size;
   settle_ask(stream, index, now);
   take_payload(stream, index, datagram.subspan(kDataHeaderBytes));
 }
@@ -530,12 +541,13 @@ void ReliableReader::settle_ask(Stream& stream, std::uint32_t index, Micros now)
   Stream::clear(stream.asked_for, index);
   const std::size_t at = stream.asked_by[index] - asks_.front().order;  // orders have no gaps
   assert(at < asks_.size() && asks_[at].stream == &stream && asks_[at].outstanding > 0);
-  Ask& ask = asks_[at];
+  Ask& ask = at == 0 ? asks_.front() : asks_[at];
   if (ask.timed) window_.on_answer(now, ask.sent, ask.limited);
   ask.timed = false;
   --ask.outstanding;
   in_flight_ -= ask.cost;
-  credit_.give_back(ask.cost);
+  // Later, all at once: a locked operation waits until the payloads that were copied past the cache have reached memory.
+  owed_ += ask.cost;
   for (std::size_t k = 0; k < at; ++k) {
     if (asks_[k].outstanding > 0 && asks_[k].overtaken == 0) asks_[k].overtaken = now;
   }

@@ -138,6 +138,7 @@ class ReliableReader {
   void close_item(Item& item, Status result);
   void drop_stream(Stream& stream);
   void fill(Micros now, Outbox& out);
+  static std::uint64_t train_bytes(const Stream& stream) noexcept;
   bool ask(Stream& stream, Micros now, std::uint64_t room, Outbox& out);
   void send(DatagramGet& get, Outbox& out);
   void want(Stream& stream, bool front);
@@ -146,7 +147,7 @@ class ReliableReader {
   void lose_everything(Micros now);
   void step_size(Micros now);
   void recut(Stream& stream, std::uint32_t segment_size);
-  void on_data(Micros now, std::span<const std::byte> datagram);
+  void on_data(Micros now, std::span<const std::byte> datagram, const DatagramData& data);
   void on_status(Micros now, std::span<const std::byte> datagram);
   void settle_ask(Stream& stream, std::uint32_t index, Micros now);
   void take_payload(Stream& stream, std::uint32_t index, std::span<const std::byte> payload);
@@ -173,10 +174,12 @@ class ReliableReader {
   std::vector<std::unique_ptr<Item>> items_;  // open ones and spares
   std::vector<Item*> spare_;
   std::unordered_map<std::uint64_t, Stream*> streams_;
+  Stream* latest_ = nullptr;         // of streams_: the last segment's, which the next one's is most often
   std::deque<Stream*> wanting_;      // have segments to ask for; nullptr: closed meanwhile
   std::deque<Ask> asks_;             // in order of sending; the front one is outstanding
   std::uint32_t last_order_ = 0;
   std::uint64_t in_flight_ = 0;      // cost of all outstanding segments
+  std::uint64_t owed_ = 0;           // credit that is free again and not yet given back
   Micros last_arrival_ = 0;
   std::uint32_t silences_ = 0;       // timeouts since the last DATA
   Micros next_timer_ = kNever;

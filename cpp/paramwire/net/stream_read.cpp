@@ -133,13 +133,14 @@ void StreamRead::copy_body(std::byte* into, std::span<const std::byte> part) {
     return on_body({into, part.size()});
   }
   // A segment says little about the block that it is of: large blocks stream past the cache, whatever their segments' size.
-  const Stores stores = item_.range.size >= kStreamFromBytes ? Stores::kStreaming : Stores::kCached;
+  const Stores stores = item_.range.size >= kStreamFromBytes ? Stores::kStreamingOpen : Stores::kCached;
   crc64_ = copy_crc64(into, part.data(), part.size(), crc64_, stores);
   wire_bytes_ += part.size();
   arrived_ += part.size();
 }
 
 Status StreamRead::finish() {
+  end_streaming();  // of copy_body()
   if (!result_.ok()) return result_;
   if (whole_ && !omitted_.crc && crc64_ != item_.entry.crc64) {
     return Error(Code::kCorrupt, cat("block ", item_.entry.to_string(), " at version ", item_.entry.version, ": CRC-64 of the bytes received does not match the manifest"));

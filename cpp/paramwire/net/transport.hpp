@@ -41,7 +41,7 @@ struct BlockRead {
   Status result;
 };
 
-// What the UDP path did to get its bytes. The last four are gauges: sums over links take the largest.
+// What the UDP path did to get its bytes. The last five are gauges: sums over links take the largest.
 struct DatagramStats {
   std::uint64_t gets = 0;              // GET datagrams sent
   std::uint64_t received = 0;          // segments taken, once each
@@ -58,6 +58,7 @@ struct DatagramStats {
   std::uint64_t busy_poll_us = 0;      // spent spinning with nothing to do: the cost of busy-poll
   std::uint64_t size_steps = 0;        // times that a path carried less than its route said
   std::uint64_t receive_buffer_bytes = 0;  // SO_RCVBUF as read back
+  std::uint64_t receive_buffer_asked_bytes = 0;  // in the same count: more than the former where net.core.rmem_max clamped it
   std::uint64_t segment_bytes = 0;     // payload of a full datagram
   std::uint64_t window_bytes = 0;
   std::uint64_t round_trip_us = 0;

@@ -302,6 +302,7 @@ LinkStats UdpLink::stats() const {
   d.busy_poll_us = busy_poll_us_;
   d.size_steps = machine.size_steps;
   d.receive_buffer_bytes = socket_.receive_buffer();
+  d.receive_buffer_asked_bytes = socket_.receive_buffer_asked();
   d.segment_bytes = machine.segment_size;
   d.window_bytes = machine.window_bytes;
   d.round_trip_us = machine.round_trip_us;

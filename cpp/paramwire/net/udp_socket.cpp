@@ -23,19 +23,33 @@ namespace {
 
 constexpr std::size_t kBatchMax = 64;  // messages of one sendmmsg or recvmmsg
 
+// In: UDP_GRO, SO_RXQ_OVFL and one of the PKTINFOs. Out: UDP_SEGMENT and a PKTINFO.
 union ControlBuffer {
   cmsghdr align;
-  std::array<char, CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(std::uint32_t)) + CMSG_SPACE(sizeof(std::uint16_t))> bytes;
+  std::array<char, CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(std::uint32_t)) + CMSG_SPACE(sizeof(in6_pktinfo))> bytes;
 };
 
-void put_segment(msghdr& message, ControlBuffer& control, std::uint16_t segment) {
+// Appends one; there is room for all that are ever put.
+template <typename Value>
+void put_control(msghdr& message, ControlBuffer& control, int level, int type, const Value& value) {
+  const std::size_t at = message.msg_controllen;
   message.msg_control = control.bytes.data();
-  message.msg_controllen = CMSG_SPACE(sizeof segment);
-  cmsghdr* c = CMSG_FIRSTHDR(&message);
-  c->cmsg_level = SOL_UDP;
-  c->cmsg_type = UDP_SEGMENT;
-  c->cmsg_len = CMSG_LEN(sizeof segment);
-  std::memcpy(CMSG_DATA(c), &segment, sizeof segment);
+  message.msg_controllen = at + CMSG_SPACE(sizeof value);
+  auto* const c = reinterpret_cast<cmsghdr*>(control.bytes.data() + at);
+  c->cmsg_level = level;
+  c->cmsg_type = type;
+  c->cmsg_len = CMSG_LEN(sizeof value);
+  std::memcpy(CMSG_DATA(c), &value, sizeof value);
+}
+
+bool unspecified(const in6_addr& address) { return IN6_IS_ADDR_UNSPECIFIED(&address); }
+
+void put_source(msghdr& message, ControlBuffer& control, const DatagramAddress& to) {
+  if (unspecified(to.via.ipi6_addr)) return;
+  if (to.v6()) return put_control(message, control, IPPROTO_IPV6, IPV6_PKTINFO, to.via);
+  in_pktinfo source{};  // no interface: the route's, which may be another than it came by
+  std::memcpy(&source.ipi_spec_dst, to.via.ipi6_addr.s6_addr + 12, sizeof source.ipi_spec_dst);
+  put_control(message, control, IPPROTO_IP, IP_PKTINFO, source);
 }
 
 bool nothing(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS || error == ENOMEM; }
@@ -55,6 +69,11 @@ void DatagramAddress::set_port(std::uint16_t port) noexcept {
   } else {
     reinterpret_cast<sockaddr_in&>(storage).sin_port = htons(port);
   }
+}
+
+bool DatagramAddress::any() const noexcept {
+  if (v6()) return unspecified(reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr);
+  return reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr == htonl(INADDR_ANY);
 }
 
 std::string DatagramAddress::to_string() const {
@@ -134,6 +153,10 @@ Result<DatagramSocket> DatagramSocket::open(int family, const DatagramSocketOpti
   const int set = family == AF_INET6 ? setsockopt(fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &discover, sizeof discover)
                                      : setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof discover);
   if (set != 0) return errno_error(Code::kUnavailable, "udp socket: MTU_DISCOVER", errno);
+  if (family == AF_INET6) {  // also for IPv4 peers of one that takes both; a socket that can't have any refuses, and needs it not
+    const int also = IP_PMTUDISC_DO;
+    setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &also, sizeof also);
+  }
   if (options.sleep != kNever) {
     const timeval sleep{static_cast<time_t>(options.sleep / kMicrosPerSecond), static_cast<suseconds_t>(options.sleep % kMicrosPerSecond)};
     if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &sleep, sizeof sleep) != 0) return errno_error(Code::kUnavailable, "udp socket: SO_RCVTIMEO", errno);
@@ -144,6 +167,11 @@ Result<DatagramSocket> DatagramSocket::open(int family, const DatagramSocketOpti
 
 Result<DatagramSocket> DatagramSocket::bind(const DatagramAddress& local, const DatagramSocketOptions& options) {
   PARAMWIRE_TRY(out, open(local.storage.ss_family, options));
+  if (local.any()) {
+    const int on = 1;
+    const int set = local.v6() ? setsockopt(out.fd(), IPPROTO_IPV6, IPV6_RECVPKTINFO, &on, sizeof on) : setsockopt(out.fd(), IPPROTO_IP, IP_PKTINFO, &on, sizeof on);
+    if (set != 0) return errno_error(Code::kUnavailable, cat("udp socket for ", local, ": PKTINFO"), errno);
+  }
   if (::bind(out.fd(), local.get(), local.size) != 0) return errno_error(Code::kUnavailable, cat("udp bind ", local), errno);
   out.local_ = DatagramAddress::local_of(out.fd()).value_or(local);
   return out;
@@ -168,7 +196,7 @@ std::uint32_t DatagramSocket::route_payload() const noexcept {
 
 // ---------------------------------------------------------------- in
 
-void DatagramSocket::note_control(msghdr& message, Received& received) noexcept {
+void DatagramSocket::note_control(msghdr& message, Received& received, DatagramAddress* from) noexcept {
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level == SOL_UDP && c->cmsg_type == UDP_GRO) {
       int segment = 0;
@@ -178,6 +206,15 @@ void DatagramSocket::note_control(msghdr& message, Received& received) noexcept 
       std::uint32_t drops = 0;
       std::memcpy(&drops, CMSG_DATA(c), sizeof drops);
       drops_ = drops;
+    } else if (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_PKTINFO && from != nullptr) {
+      std::memcpy(&from->via, CMSG_DATA(c), sizeof from->via);
+      // The interface matters for link-local addresses, which are one's own only there; else the route's will do.
+      if (!IN6_IS_ADDR_LINKLOCAL(&from->via.ipi6_addr)) from->via.ipi6_ifindex = 0;
+    } else if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_PKTINFO && from != nullptr) {
+      in_pktinfo to{};
+      std::memcpy(&to, CMSG_DATA(c), sizeof to);
+      from->via.ipi6_addr.s6_addr[10] = from->via.ipi6_addr.s6_addr[11] = 0xff;
+      std::memcpy(from->via.ipi6_addr.s6_addr + 12, &to.ipi_spec_dst, sizeof to.ipi_spec_dst);
     }
   }
 }
@@ -196,7 +233,7 @@ Result<std::optional<Received>> DatagramSocket::receive(std::span<const iovec> p
       Received out;
       out.size = out.segment = static_cast<std::size_t>(n);
       out.truncated = (message.msg_flags & MSG_TRUNC) != 0;
-      note_control(message, out);
+      note_control(message, out, nullptr);
       return std::optional(out);
     }
     if (nothing(errno) || (errno == EINTR && wait == Wait::kYes)) return std::optional<Received>();
@@ -205,6 +242,8 @@ Result<std::optional<Received>> DatagramSocket::receive(std::span<const iovec> p
   }
   return std::optional<Received>();
 }
+
+static_assert(sizeof(ControlBuffer) <= 96, "DatagramBatch::Control has room for the same");
 
 DatagramBatch::DatagramBatch(std::size_t slots, std::size_t slot_size)
     : slot_size_(slot_size), space_(slots * slot_size), sizes_(slots), from_(slots), parts_(slots), controls_(slots), messages_(slots) {
@@ -231,7 +270,8 @@ Result<std::size_t> DatagramSocket::receive_many(DatagramBatch& batch, Wait wait
       for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
         msghdr& message = batch.messages_[i].msg_hdr;
         Received one;
-        note_control(message, one);
+        batch.from_[i].via = {};
+        note_control(message, one, &batch.from_[i]);
         batch.from_[i].size = message.msg_namelen;
         batch.sizes_[i] = (message.msg_flags & MSG_TRUNC) != 0 ? 0 : batch.messages_[i].msg_len;
         batch.make_ready(i);
@@ -268,9 +308,10 @@ DatagramSocket::Sent DatagramSocket::send(std::span<const Message> messages, con
         m.msg_namelen = to->size;
       }
       if (message.segment != 0) {
-        put_segment(m, controls[i], message.segment);
+        put_control(m, controls[i], SOL_UDP, UDP_SEGMENT, message.segment);
         gso = true;
       }
+      if (to != nullptr) put_source(m, controls[i], *to);
     }
     int n = -1;
     if (gso && gso_failures_ > 0) {

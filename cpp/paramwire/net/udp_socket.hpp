@@ -26,7 +26,11 @@ struct DatagramAddress {
   sockaddr_storage storage{};
   socklen_t size = 0;
   const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&storage); }
+  // Of a sender to a socket that is bound to all addresses: which of them it wrote to, as mapped IPv6 where it is IPv4, and over which
+  // interface. send() answers from there: a client drops what comes from elsewhere. Unspecified: the route decides.
+  in6_pktinfo via{};
   bool v6() const noexcept { return storage.ss_family == AF_INET6; }
+  bool any() const noexcept;  // the wildcard
   std::uint16_t port() const noexcept;
   void set_port(std::uint16_t port) noexcept;
   std::array<std::byte, 18> bytes() const noexcept;  // address (IPv4 as mapped IPv6) and port, network order: what a token binds
@@ -82,7 +86,7 @@ struct DatagramSocketOptions {
 
 class DatagramSocket {
  public:
-  // Bound to `local` (port 0: any). errors: kUnavailable with errno.
+  // Bound to `local` (port 0: any; the wildcard: all addresses, see `via`). errors: kUnavailable with errno.
   static Result<DatagramSocket> bind(const DatagramAddress& local, const DatagramSocketOptions& options);
   // Connected to `peer`: takes datagrams from there only. errors: kUnavailable, kUnreachable with errno.
   static Result<DatagramSocket> connect(const DatagramAddress& peer, const DatagramSocketOptions& options);
@@ -128,7 +132,7 @@ class DatagramSocket {
 
  private:
   static Result<DatagramSocket> open(int family, const DatagramSocketOptions& options);
-  void note_control(msghdr& message, Received& received) noexcept;
+  void note_control(msghdr& message, Received& received, DatagramAddress* from) noexcept;
 
   Fd fd_;
   DatagramAddress local_;

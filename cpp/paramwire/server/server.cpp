@@ -119,7 +119,7 @@ std::vector<std::uint16_t> ports_of(const std::vector<Listener>& listeners, cons
   std::uint16_t local = 0;
   for (std::size_t i = 0; i < doors.owners.size(); ++i) {
     ports[doors.owners[i]] = endpoint.port(i);
-    if (local == 0 && listeners[doors.owners[i]].endpoint().host == "127.0.0.1") local = endpoint.port(i);
+    if (local == 0 && (listeners[doors.owners[i]].endpoint().host == "127.0.0.1" || listeners[doors.owners[i]].endpoint().host == "0.0.0.0")) local = endpoint.port(i);
   }
   for (std::size_t i = 0; i < listeners.size(); ++i) {
     if (listeners[i].endpoint().kind == Endpoint::Kind::kUnix) ports[i] = local;
@@ -170,6 +170,7 @@ Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
     core->udp = std::move(responder);
     UdpEndpointOptions udp_options;
     udp_options.busy_poll = options.udp_busy_poll;
+    udp_options.fail_gso = options.udp_fail_gso;
     auto endpoint = UdpEndpoint::open(core, doors.addresses, udp_options);
     if (endpoint.ok()) {
       limits.udp_ports = ports_of(listeners, doors, **endpoint);

@@ -43,6 +43,7 @@ struct ServerOptions {
   // Takes GETs by UDP at every tcp address, on the same port number where that is free.
   bool udp = true;
   bool udp_busy_poll = false;         // the UDP thread spins: a whole core for several times lower latency
+  int udp_fail_gso = 0;               // for tests: the first two segmented sends fail with this errno
   std::string tier = "memory";
   TierOptions tier_options;
   std::string coordinator = "memory";

@@ -22,7 +22,7 @@ struct ServerCore;
 
 struct UdpEndpointOptions {
   bool busy_poll = false;  // spin on the sockets: a whole core each, and answers several times sooner
-  int fail_gso = 0;        // for tests: the first segmented send fails with this errno
+  int fail_gso = 0;        // for tests: the first two segmented sends of each socket fail with this errno
 };
 
 // Counted by the endpoint's threads, read by any.
@@ -63,6 +63,7 @@ class UdpEndpoint {
     DatagramSocket socket;
     DatagramBatch batch;
     std::vector<Job> jobs;
+    std::vector<std::byte> stage;  // segments on their way out, side by side
     std::uint64_t drops = 0;  // counted so far
     std::thread thread;
   };
@@ -72,8 +73,8 @@ class UdpEndpoint {
   std::size_t serve(Door& door, DatagramSocket::Wait wait);
   void look_up(std::span<Job> jobs);
   void let_go(std::span<Job> jobs);
-  void answer(DatagramSocket& socket, Job& job);
-  bool send_segments(DatagramSocket& socket, const Job& job, SegmentWalk& walk);
+  void answer(Door& door, Job& job);
+  bool send_segments(Door& door, const Job& job, SegmentWalk& walk);
   void send_status(DatagramSocket& socket, const DatagramAddress& to, const std::array<std::byte, kStatusBytes>& status);
   bool send_all(DatagramSocket& socket, const Job& job, std::span<DatagramSocket::Message> messages, std::size_t segments);
   bool send_pieces(DatagramSocket& socket, const Job& job, const DatagramSocket::Message& message);

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 
 namespace paramwire {
 
@@ -40,9 +41,10 @@ void UdpResponder::close(std::uint64_t session) noexcept {
   sessions_.erase(session);
 }
 
-void UdpResponder::disable_gso(std::uint64_t session) noexcept {
+bool UdpResponder::disable_gso(std::uint64_t session) noexcept {
   const std::lock_guard lock(mutex_);
-  if (const auto found = sessions_.find(session); found != sessions_.end()) found->second.gso = false;
+  const auto found = sessions_.find(session);
+  return found != sessions_.end() && std::exchange(found->second.gso, false);
 }
 
 // Marks `sequence` as seen. False: it was, or it is too old to tell. A ring of bits by number, as in RFC 6479.

@@ -79,8 +79,8 @@ class UdpResponder final : public DatagramDoor {
   // `sender`: address and port in 18 bytes (DatagramAddress::bytes).
   Verdict check(std::span<const std::byte> datagram, std::span<const std::byte, 18> sender, Question& question);
   std::array<std::byte, kStatusBytes> refuse(const Question& question, StatusCode code, std::uint32_t retry_us = 0) noexcept;
-  // Segmented sends to this client fail: not again while its session lasts.
-  void disable_gso(std::uint64_t session) noexcept;
+  // Segmented sends to this client fail: not again while its session lasts. False: that is known, or the session is gone.
+  bool disable_gso(std::uint64_t session) noexcept;
   ResponderStats stats() const noexcept;
 
  private:

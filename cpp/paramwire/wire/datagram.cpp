@@ -10,6 +10,7 @@ namespace paramwire {
 namespace {
 
 constexpr std::size_t kPrefixBytes = 6;  // magic, protocol, kind
+constexpr std::uint64_t kDataPrefix = kDatagramMagic | std::uint64_t{kDatagramProtocol} << 32 | std::uint64_t{static_cast<std::uint8_t>(DatagramKind::kData)} << 40;
 
 void store_prefix(std::byte* out, DatagramKind kind) noexcept {
   store_le<std::uint32_t>(out, kDatagramMagic);
@@ -116,24 +117,23 @@ AskedCrc::AskedCrc(const Asked& asked) noexcept {
 }
 
 std::uint32_t AskedCrc::over(std::span<const std::byte> first20) const noexcept {
-  std::array<std::byte, 20 + 37> whole;  // one call: at these sizes a call costs as much as the bytes
-  std::memcpy(whole.data(), first20.data(), 20);
-  std::memcpy(whole.data() + 20, pseudo_.data(), pseudo_.size());
-  return crc32c(whole);
+  return crc32c(pseudo_, crc32c(first20));  // where they lie: a copy of both in one place would be read before it is stored
 }
 
 void encode_data_header(std::byte* out, const DatagramData& data, const AskedCrc& asked) noexcept {
-  store_prefix(out, DatagramKind::kData);
-  store_le<std::uint16_t>(out + 6, data.payload_size);
+  // Prefix and size in one store: the checksum loads them together, at once.
+  store_le<std::uint64_t>(out, kDataPrefix | std::uint64_t{data.payload_size} << 48);
   store_le<std::uint64_t>(out + 8, data.request);
   store_le<std::uint32_t>(out + 16, data.segment);
   store_le<std::uint32_t>(out + 20, asked.over({out, 20}));
 }
 
 std::optional<DatagramData> read_data_header(std::span<const std::byte> header, std::size_t size) noexcept {
-  if (size <= kDataHeaderBytes || header.size() < kDataHeaderBytes || datagram_kind(header) != DatagramKind::kData) return std::nullopt;
+  if (size <= kDataHeaderBytes || header.size() < kDataHeaderBytes) return std::nullopt;
+  const auto first = load_le<std::uint64_t>(header.data());
+  if ((first & ~std::uint64_t{0} >> 16) != kDataPrefix) return std::nullopt;
   DatagramData data;
-  data.payload_size = load_le<std::uint16_t>(header.data() + 6);
+  data.payload_size = static_cast<std::uint16_t>(first >> 48);
   if (size != kDataHeaderBytes + data.payload_size) return std::nullopt;
   data.request = load_le<std::uint64_t>(header.data() + 8);
   data.segment = load_le<std::uint32_t>(header.data() + 16);

@@ -134,6 +134,7 @@ def test_incast_sets_all_servers_against_one(runs):
         assert record["ratio"] > 0
         assert record["verified"] >= record["calls"] > 0
         assert (record["kernel_tcp_segments_resent"] is None) == (record["transport"] != "tcp")
+        assert (record["resent_ratio"] is None) == (record["transport"] != "udp")
 
 
 def test_mixed_reads_several_versions_and_accepts_none_that_is_torn(runs):
