@@ -23,9 +23,10 @@ enum {
   /* What UDP and IP put before the payload. */
   kHeadersIpv4 = 28,
   kHeadersIpv6 = 48,
-  /* Frames of Ethernet, which segments are cut for where the route takes more than any network has: on loopback. */
+  /* Frames of Ethernet, which segments are cut for where the route takes more than any network has: on loopback, whose 65536 IPv4 tells
+   * as the 65535 that its packets have at most. */
   kFrameBytes = 1500,
-  kLoopbackMtu = 65536,
+  kLoopbackMtu = 65535,
   /* No route is narrower (RFC 791). */
   kSegmentMin = 576 - kHeadersIpv4,
   /* Most chunks on the way, and most requests that the server takes at once: 1 MiB keeps the pipe of a loopback full. */

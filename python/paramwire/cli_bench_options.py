@@ -15,8 +15,8 @@ DEFAULTS = {
     "bench incast": ("64KiB,1MiB,16MiB", 4.0, "time for each figure, half of it for one server alone"),
     "bench mixed": ("64", 4.0, "time for each of the four phases"),
 }
-# What veth takes, and UDP over IPv6 needs.
-MTU_LEAST, MTU_MOST = 1280, 65535
+# What IPv6 needs, and jumbo frames have at most.
+MTU_LEAST, MTU_MOST = 1280, 9216
 # Past that, a control connection over TCP hardly gets through at all.
 LOSS_MOST = 0.5
 PEERS = ("iperf3", "ucx", "redis", "zeromq")
