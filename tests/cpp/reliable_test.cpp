@@ -342,6 +342,27 @@ TEST(PullWindow, AFewLossesAreNoCongestionManyAre) {
   EXPECT_LT(window.bytes(), before);
 }
 
+TEST(PullWindow, LossThatGoesOnTakesTheLeastWindowDownToFourDatagramsAndRoundsWithoutItBringItBack) {
+  constexpr std::uint64_t kCost = 2700;
+  PullWindow window(kCost, 64 << 20);
+  Micros now = 1000;
+  window.on_answer(now, now - 100, true);
+  for (int round = 0; round < 50; ++round) {
+    now += 1000;
+    for (std::uint64_t lost = 0; lost <= window.bytes() / 2; lost += kCost) window.on_loss(now, kCost);
+  }
+  EXPECT_EQ(window.bytes(), 4 * kCost);
+  for (int round = 0; round < 20; ++round) {
+    now += 1000;
+    window.on_answer(now, now - 100, true);
+  }
+  EXPECT_GT(window.bytes(), PullWindow::kLeastWindow);
+  for (int round = 0; round < 2; ++round) {  // delay alone takes it to the least window again, no lower
+    for (int i = 0; i < 40; ++i) window.on_answer(now + 50'000, now, false), now += 50'000;
+  }
+  EXPECT_EQ(window.bytes(), PullWindow::kLeastWindow);
+}
+
 TEST(PullWindow, AWindowThatNobodyFilledDoesNotGrow) {
   PullWindow window(1500, 64 << 20);
   for (Micros now = 1000; now < 100'000; now += 1000) window.on_answer(now, now - 100, false);

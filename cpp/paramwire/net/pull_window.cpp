@@ -57,18 +57,19 @@ void PullWindow::on_answer(Micros now, Micros sent, bool limited) noexcept {
   round_began_ = now;
   round_least_ = kNever;
   round_limited_ = false;
+  if (!std::exchange(round_lost_, false)) floor_ = std::max(floor_, std::min(2 * floor_, kLeastWindow));
   if (delay > kTargetDelay) {
     doubling_ = false;
     if (!std::exchange(high_before_, true)) return;
     // Swift's max(1 - beta * (delay - target) / delay, 1 - max_mdf) with beta 0.8, max_mdf 0.5, in integers.
     const auto excess = static_cast<std::uint64_t>(delay - kTargetDelay);
     const std::uint64_t cut = std::min(window_ / 2, window_ / 10 * 8 * excess / static_cast<std::uint64_t>(delay));
-    window_ = std::max(least_, window_ - cut);
+    window_ = std::max(floor_, window_ - cut);
     return;
   }
   high_before_ = false;
   // A window that nobody filled proves nothing: it does not grow.
-  if (full) window_ = std::min(most_, window_ + (doubling_ ? window_ : kStep));
+  if (full) window_ = std::min(most_, window_ + (doubling_ ? window_ : std::min(window_, kStep)));
 }
 
 void PullWindow::on_loss(Micros now, std::uint64_t lost) noexcept {
@@ -77,18 +78,21 @@ void PullWindow::on_loss(Micros now, std::uint64_t lost) noexcept {
     lost_round_ = 0;
   }
   lost_round_ += lost;
-  // More than half of a window lost within a round trip is a queue that overflowed; a fifth may be a bad path, which slowing down does not mend.
-  if (lost_round_ <= window_ / 2 || now - cut_at_ < smoothed_) return;
+  // More than three eighths of a window lost within a round trip are a queue that overflowed; a fifth may be a bad path, which slowing down
+  // does not mend.
+  if (lost_round_ <= window_ / 8 * 3 || now - cut_at_ < smoothed_) return;
   cut_at_ = now;
   lost_round_ = 0;
   doubling_ = false;
-  window_ = std::max(least_, window_ / 10 * 7);
+  round_lost_ = true;
+  if (window_ <= floor_) floor_ = std::max(fewest_, floor_ / 2);
+  window_ = std::max(floor_, window_ / 10 * 7);
 }
 
 void PullWindow::on_silence(std::uint32_t repeated) noexcept {
   // The first silence may be a lost tail, or a scheduler; a second one is a path that is full, or a server that is not there.
   if (repeated == 0) return;
-  window_ = least_;
+  window_ = floor_;
   doubling_ = true;  // up again by doubling, as after RFC 5681's timeout
 }
 

@@ -44,18 +44,23 @@ class InboundCredit {
 //   below the target: grows by one step a round (doubles until it met the target or a timeout first);
 //   above in two rounds running: shrinks in proportion to the excess, at most by half.
 // Source: G. Kumar et al., "Swift: Delay is Simple and Effective for Congestion Control in the Datacenter" (SIGCOMM 2020), section 3.1, and
-// RFC 6817 (LEDBAT) for the base delay. Loss counts only where it is many: a few per cent say nothing about a queue.
+// RFC 6817 (LEDBAT) for the base delay. Loss counts only where it is many: a few per cent say nothing about a queue. Where it goes on, the
+// queue is shorter than the least window, which then gives way as well, until a round loses nothing.
 // Retransmission timer: RFC 6298. One thread.
 class PullWindow {
  public:
-  // `datagram`: one's cost; the window never falls below four (a lost one is then overtaken, and need not be waited for), nor kLeastWindow.
+  // `datagram`: one's cost; the window never falls below four (a lost one is then overtaken, and need not be waited for), nor, but for
+  // losses, kLeastWindow.
   PullWindow(std::uint64_t datagram, std::uint64_t most) : most_(most), window_(kFirstWindow < most ? kFirstWindow : most) { set_datagram(datagram); }
 
   std::uint64_t bytes() const noexcept { return window_; }
   Micros rto() const noexcept;
   Micros rtt() const noexcept { return smoothed_; }
   Micros least_rtt() const noexcept { return base_ == kNever ? 0 : base_; }
-  void set_datagram(std::uint64_t cost) noexcept { least_ = 4 * cost > kLeastWindow ? 4 * cost : kLeastWindow; }
+  void set_datagram(std::uint64_t cost) noexcept {
+    fewest_ = 4 * cost;
+    floor_ = fewest_ > kLeastWindow ? fewest_ : kLeastWindow;
+  }
 
   // A GET sent at `sent` got its first DATA now. `limited`: the window was what held more back.
   void on_answer(Micros now, Micros sent, bool limited) noexcept;
@@ -70,7 +75,8 @@ class PullWindow {
   static constexpr std::uint64_t kLeastWindow = 64 * 1024;
 
  private:
-  std::uint64_t least_ = kLeastWindow;
+  std::uint64_t fewest_ = kLeastWindow;  // four datagrams
+  std::uint64_t floor_ = kLeastWindow;   // least window now
   std::uint64_t most_;
   std::uint64_t window_;
   bool doubling_ = true;
@@ -82,6 +88,7 @@ class PullWindow {
   Micros round_least_ = kNever; // least round trip in it
   bool round_limited_ = false;
   bool high_before_ = false;    // the round before this one was above the target
+  bool round_lost_ = false;     // many, in this round
   std::uint64_t lost_round_ = 0;
   Micros round_at_ = 0;
 };
