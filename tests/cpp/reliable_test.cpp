@@ -320,7 +320,7 @@ TEST(PullWindow, DoublesWhileTheDelayIsLowAndShrinksWhenItIsNot) {
     now += later;
     window.on_answer(now, now - took, true);
   };
-  for (int i = 0; i < 6; ++i) answer(200, 100);
+  for (int i = 0; i < 6; ++i) answer(800, 400);
   const std::uint64_t grown = window.bytes();
   EXPECT_GE(grown, 8 * PullWindow::kFirstWindow);
   answer(20'000, 20'000);
@@ -330,6 +330,18 @@ TEST(PullWindow, DoublesWhileTheDelayIsLowAndShrinksWhenItIsNot) {
   EXPECT_GE(window.bytes(), grown / 2);
   answer(10, 20'000);
   EXPECT_GE(window.bytes(), grown / 2);  // once a round: this one was asked for before it began
+}
+
+TEST(PullWindow, GrowsNoFurtherThanAFastPathOfItsRoundTripHolds) {
+  for (const auto& [round_trip, most] : {std::pair<Micros, std::uint64_t>{40, 1 << 20}, {300, 3'000'000}, {5000, 8 << 20}}) {
+    PullWindow window(1500, 8 << 20);
+    Micros now = 0;
+    for (int i = 0; i < 200; ++i) {
+      now += 2 * round_trip;
+      window.on_answer(now, now - round_trip, true);
+    }
+    EXPECT_EQ(window.bytes(), most) << round_trip;
+  }
 }
 
 TEST(PullWindow, AFewLossesAreNoCongestionManyAre) {

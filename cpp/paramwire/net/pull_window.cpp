@@ -10,6 +10,11 @@ namespace {
 // Queue that is aimed for, above the least round trip: 1 ms keeps a 10 Gb/s path busy through a scheduler's delay (1.25 MB), and is far below
 // what a person or a step of a model notices. Too small, and a virtual machine's wake-ups read as congestion; too large, and queues grow.
 constexpr Micros kTargetDelay = 1000;
+// More than the fastest path takes in its least round trip only waits in a queue, and there falls out of the caches that sender and receiver
+// share. Bytes of cost a microsecond, 10 GB/s; and what wake-ups need on a path without a round trip to speak of. Measured on loopback, two
+// cores of Sapphire Rapids, 16 MiB blocks, medians of paired rounds: a window of 1 MiB moved 0.9 of what a plain program did, one of 4 MiB 0.7.
+constexpr std::uint64_t kFastestPath = 10'000;
+constexpr std::uint64_t kShortPathWindow = std::uint64_t{1} << 20;
 constexpr std::uint64_t kStep = 64 * 1024;  // growth a round trip once a target was met: one large datagram
 // Shortest timeout. A server that sleeps needs 50 us to wake, and up to a scheduler's slice (4 ms) when its core is busy: below that,
 // timeouts would be false. Source of the estimator: RFC 6298 (whose floor of 1 s is for the open internet).
@@ -69,7 +74,9 @@ void PullWindow::on_answer(Micros now, Micros sent, bool limited) noexcept {
   }
   high_before_ = false;
   // A window that nobody filled proves nothing: it does not grow.
-  if (full) window_ = std::min(most_, window_ + (doubling_ ? window_ : std::min(window_, kStep)));
+  if (!full) return;
+  const std::uint64_t useful = std::min(most_, std::max(kShortPathWindow, static_cast<std::uint64_t>(base_) * kFastestPath));
+  window_ = std::max(window_, std::min(useful, window_ + (doubling_ ? window_ : std::min(window_, kStep))));
 }
 
 void PullWindow::on_loss(Micros now, std::uint64_t lost) noexcept {

@@ -41,7 +41,8 @@ class InboundCredit {
 // The window of one server, by delay: what a GET waits for its first DATA beyond the least ever seen is queue, on the path or in the server.
 // A round is from its first GET to the first answer of one sent after it began; its delay is the least in it, so that a reader that was put
 // aside by the scheduler for a moment does not read its own absence as congestion.
-//   below the target: grows by one step a round (doubles until it met the target or a timeout first);
+//   below the target: grows by one step a round (doubles until it met the target or a timeout first), up to what a fast path of that least
+//     round trip holds;
 //   above in two rounds running: shrinks in proportion to the excess, at most by half.
 // Source: G. Kumar et al., "Swift: Delay is Simple and Effective for Congestion Control in the Datacenter" (SIGCOMM 2020), section 3.1, and
 // RFC 6817 (LEDBAT) for the base delay. Loss counts only where it is many: a few per cent say nothing about a queue. Where it goes on, the
