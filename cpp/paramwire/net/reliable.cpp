@@ -322,13 +322,16 @@ bool ReliableReader::ask(Stream& stream, Micros now, std::uint64_t room, Outbox&
   std::uint64_t burst = std::clamp<std::uint64_t>(window_.bytes() / 4, stream.cost(), kAskBytes);
   // Whole trains where it holds one: what is left over costs sender, path and receiver as much as a full one.
   if (const std::uint64_t train = train_bytes(stream); burst > train) burst -= burst % train;
-  if (in_flight_ > 0 && room < burst) {
+  const auto left_within = [&](std::uint64_t limit) {
     std::uint64_t left = 0;
-    for (std::uint32_t k = i; k < stream.count && left <= room; ++k) {
+    for (std::uint32_t k = i; k < stream.count && left <= limit; ++k) {
       if (!Stream::bit(stream.here, k) && !Stream::bit(stream.asked_for, k)) left += stream.cost();
     }
-    if (left > room) return false;
-  }
+    return left <= limit ? left : 0;
+  };
+  // With nothing under way there is nothing to keep going: all of a small block is one question.
+  if (in_flight_ == 0) burst = std::max(burst, left_within(std::min(room, kAskBytes)));
+  if (in_flight_ > 0 && room < burst && left_within(room) == 0) return false;
   DatagramGet get;
   get.request = stream.request;
   get.asked = stream.asked;
