@@ -3,6 +3,8 @@
 #include "metrics.hpp"
 #include "module.hpp"
 
+#include "paramwire/base/text.hpp"
+
 #include <utility>
 
 namespace paramwire::bindings {
@@ -167,12 +169,13 @@ void bind_client(py::module_& module) {
   const auto none = py::none();
   py::class_<PyClient>(module, "Client", py::is_final())
       .def(py::init([](const std::string& address, const std::string& transport, const std::optional<std::string>& small_transport,
-                       std::uint64_t small_bytes, bool strict, double timeout, double lease_ttl, bool verify, bool busy_poll, bool drop_view_pages,
+                       std::int64_t small_bytes, bool strict, double timeout, double lease_ttl, bool verify, bool busy_poll, bool drop_view_pages,
                        std::shared_ptr<Trace> trace, const std::optional<std::filesystem::path>& key) {
              ClientOptions options;
              options.transport = transport;
              options.small_transport = small_transport.value_or("");
-             options.small_bytes = small_bytes;
+             if (small_bytes < 0) raise_invalid(cat("small_bytes is ", small_bytes, ": a number of bytes, or 0 for none"));
+             options.small_bytes = static_cast<std::uint64_t>(small_bytes);
              options.strict = strict;
              options.timeout = micros_required(timeout, "timeout");
              options.lease_ttl = micros_required(lease_ttl, "lease_ttl");

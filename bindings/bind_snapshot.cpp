@@ -14,6 +14,8 @@ namespace {
 // Fetches up to this size are made by the calling thread: when they don't wait they run at 1 GB/s at least, so that Ctrl-C waits for 64 ms
 // at most.
 constexpr std::uint64_t kDirectBytes = std::uint64_t{64} << 20;
+// And of so many tensors: 10 us each, where they are tiny.
+constexpr std::size_t kDirectBlocks = 4096;
 // The same for views: only the first of a block reads it, and nothing is copied. 1 GiB is read in 0.1 s.
 constexpr std::uint64_t kDirectViewBytes = std::uint64_t{1} << 30;
 // Between two looks at the signals, as for other calls that wait.
@@ -248,7 +250,8 @@ py::list PySnapshot::blocks(const std::string& name) const {
 py::object PySnapshot::run(Batch& batch, const CallOptions& options) {
   const auto requests = batch.requests();
   const auto work = [core = core_, snapshot = snapshot_, requests, options] { return snapshot->fetch(requests->requests, options); };
-  check(batch.bytes() <= kDirectBytes ? answering_signals(work) : interruptible(work, batch.keep()));
+  const bool direct = batch.bytes() <= kDirectBytes && requests->requests.size() <= kDirectBlocks;
+  check(direct ? answering_signals(work) : interruptible(work, batch.keep()));
   batch.finish(core_->counters);
   return batch.result();
 }

@@ -114,6 +114,8 @@ class Workers {
   std::size_t threads_ = 0;
 };
 
+std::atomic<unsigned> forks{0};  // that made this process, from its first call of in_main_thread() on
+
 // Under the GIL, which is their lock.
 Workers* workers = nullptr;
 std::vector<std::pair<std::function<bool()>, PyObject*>>* kept = nullptr;
@@ -122,7 +124,6 @@ std::vector<std::pair<std::function<bool()>, PyObject*>>* kept = nullptr;
 
 // Asked for every call, and two system calls are a tenth of a small one: known until the next fork, whose child may have another.
 bool in_main_thread() noexcept {
-  static std::atomic<unsigned> forks{0};
   [[maybe_unused]] static const int watched = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
   struct Known {
     unsigned forks = 0;
@@ -135,8 +136,10 @@ bool in_main_thread() noexcept {
 }
 
 bool signal_raised() {
+  const unsigned before = forks.load(std::memory_order_relaxed);
   const GilTaken taken;
-  return PyErr_CheckSignals() != 0;
+  // A handler may have forked, and this be its child: the parent waits for that answer, nobody here may read it.
+  return PyErr_CheckSignals() != 0 || forks.load(std::memory_order_relaxed) != before;
 }
 
 std::shared_ptr<Job> start_job(std::function<void()> work) {

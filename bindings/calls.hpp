@@ -28,7 +28,8 @@ class Job;
 
 // Whether this is the thread that gets KeyboardInterrupt.
 bool in_main_thread() noexcept;
-// Runs the handlers of signals that came. returns: whether one raised; its exception is set. Without the GIL; the main thread.
+// Runs the handlers of signals that came. returns: whether one raised, with its exception set, or forked and this is the child. Without the
+// GIL; the main thread.
 bool signal_raised();
 // Runs `work` in a worker. GIL held; returns at once.
 std::shared_ptr<Job> start_job(std::function<void()> work);

@@ -233,9 +233,9 @@ def connect(
         key=key,
     )
     reasons = dict(client.rejected)
-    for name in client.fallbacks:
+    if failed := [f"{name} should work and does not: {reasons[name]}" for name in client.fallbacks]:
         warnings.warn(
-            f"{address}: {client.transport} is used, {name} should work and does not: {reasons[name]} "
+            f"{address}: {client.transport} is used, {'; '.join(failed)} "
             f'(transport="{client.transport}" says that this is meant)',
             FallbackWarning,
             stacklevel=2,

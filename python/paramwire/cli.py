@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from paramwire import Error, FallbackWarning, __version__
 from paramwire._core import crc_implementation
@@ -19,7 +22,7 @@ from paramwire.cli_common import CliError, budget, byte_size, positive, row_rang
 # Exit statuses: 0 done, 1 failed with one line on stderr, 2 wrong usage (argparse's own), 128 + signal when
 # interrupted.
 FAILED = 1
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 # As a shell reports a program that wrote into a pipe nobody reads.
 BROKEN_PIPE = 141
 
@@ -253,15 +256,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # For records that say which command made them.
     options.words = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.DEBUG if options.debug else logging.ERROR, format="%(name)s: %(message)s")
+    if sys.stdout is None:  # closed by the shell
+        sys.stdout = open(os.devnull, "w")
     try:
-        module, function = options.run.split(":")
-        run: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), function)
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", FallbackWarning)
-            warnings.showwarning = show_warning  # type: ignore[assignment]
-            status = run(options)
-        sys.stdout.flush()
-        return status
+        with terminations():
+            return run_command(options)
+    except Terminated:
+        return TERMINATED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -275,6 +276,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(f"paramwire: {one_line(error)}", file=sys.stderr)
         return FAILED
+
+
+class Terminated(BaseException):
+    """SIGTERM came. No Exception: what stands between is left as on Ctrl-C, servers and files gone."""
+
+
+@contextlib.contextmanager
+def terminations() -> Iterator[None]:
+    """Inside, SIGTERM raises Terminated."""
+
+    def stop(*_: object) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    module, function = options.run.split(":")
+    run: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FallbackWarning)
+        warnings.showwarning = show_warning  # type: ignore[assignment]
+        status = run(options)
+    sys.stdout.flush()
+    return status
 
 
 def show_warning(message: Warning | str, *_: object) -> None:

@@ -250,6 +250,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else None,
             bufsize=0,
+            process_group=0,  # a terminal's Ctrl-C is for us: it ends with its stdin
         )
         self.name = " ".join([module, *arguments[:1]])
         self._read = b""

@@ -65,3 +65,26 @@ def test_the_best_transport_needs_no_warning():
 def test_unknown_transports_are_refused(tcp_alone):
     with pytest.raises(pw.InvalidError, match="known: same, shm, udp, tcp"):
         pw.connect(tcp_alone.address, transport="tcp", small_transport="pigeon")
+
+
+def test_a_server_that_comes_back_with_another_unix_socket_is_shared_memory_again(tmp_path):
+    def serve(name: str, listen: str) -> pw.Server:
+        server = pw.Server([listen, f"unix:{tmp_path}/{name}"])
+        with server.publish() as p:
+            p.put("small", SMALL)
+        return server
+
+    first = serve("one", "tcp://127.0.0.1:0")
+    address = first.endpoints[0]
+    with pw.connect(address) as client:
+        np.testing.assert_array_equal(client.fetch("small"), SMALL)
+        first.close()
+        with serve("two", address):
+            np.testing.assert_array_equal(client.fetch("small"), SMALL)
+            assert client.transport == "shm"
+            assert client.stats()["restarts_seen"] == 1
+
+
+def test_sizes_below_zero_are_refused(tcp_alone):
+    with pytest.raises(pw.InvalidError, match="small_bytes is -1"):
+        pw.connect(tcp_alone.address, transport="tcp", small_bytes=-1)

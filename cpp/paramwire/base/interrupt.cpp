@@ -1,7 +1,5 @@
 #include "paramwire/base/interrupt.hpp"
 
-#include <cassert>
-
 namespace paramwire {
 
 namespace {
@@ -10,17 +8,15 @@ thread_local WaitInterrupt* current = nullptr;
 
 }  // namespace
 
-WaitInterrupt::WaitInterrupt(bool (*asked)()) noexcept : asked_(asked) {
-  assert(current == nullptr);
-  current = this;
-}
+WaitInterrupt::WaitInterrupt(bool (*asked)()) noexcept : asked_(asked), outer_(current) { current = this; }
 
-WaitInterrupt::~WaitInterrupt() { current = nullptr; }
+WaitInterrupt::~WaitInterrupt() { current = outer_; }
 
 bool wait_interrupted() noexcept {
-  if (current == nullptr) return false;
-  if (!current->over_) current->over_ = current->asked_();
-  return current->over_;
+  WaitInterrupt* const mine = current;  // who is asked may have others meanwhile
+  if (mine == nullptr) return false;
+  if (!mine->over_) mine->over_ = mine->asked_();
+  return mine->over_;
 }
 
 Micros wait_slice(Micros left) noexcept { return current == nullptr ? left : std::min(left, kInterruptLook); }

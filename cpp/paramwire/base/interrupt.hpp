@@ -19,7 +19,7 @@ inline constexpr Micros kInterruptLook = 50'000;
 
 class WaitInterrupt {
  public:
-  // `asked` is called in this thread, often: it should cost little. One at a time a thread.
+  // `asked` is called in this thread, often: it should cost little. It may wait itself, under a WaitInterrupt of its own.
   explicit WaitInterrupt(bool (*asked)()) noexcept;
   ~WaitInterrupt();
   WaitInterrupt(const WaitInterrupt&) = delete;
@@ -28,6 +28,7 @@ class WaitInterrupt {
  private:
   friend bool wait_interrupted() noexcept;
   bool (*asked_)();
+  WaitInterrupt* outer_;
   bool over_ = false;
 };
 

@@ -88,10 +88,14 @@ Result<bool> ClientImpl::reconnect(const std::shared_ptr<ControlLink>& broken, M
   const TraceSpan span(trace_, "reconnect");
   {
     std::unique_lock lock(mutex_);
+    if (reconnecting_ && reconnecting_in_ == std::this_thread::get_id()) {
+      return Error(Code::kInvalid, cat(endpoint_, ": this thread is connecting to it already, inside another call (a signal handler?): use a client of its own here"));
+    }
     if (!wait_on(reconnect_turn_, lock, until, [this] { return !reconnecting_; })) {
       return Error(Code::kTimeout, cat(endpoint_, ": another thread was still connecting to it at the deadline"));
     }
     reconnecting_ = true;
+    reconnecting_in_ = std::this_thread::get_id();
   }
   auto same = reconnect_alone(broken, until);
   const std::lock_guard lock(mutex_);
@@ -105,7 +109,8 @@ Result<bool> ClientImpl::reconnect_alone(const std::shared_ptr<ControlLink>& bro
   if (auto current = control(); current != broken && !current->broken()) return true;  // somebody else was faster
   auto fresh = ControlLink::connect(endpoint_, caller_, until);
   if (!fresh.ok()) return std::move(fresh).error();
-  const Incarnation now = (*fresh)->facts().incarnation;
+  const ServerFacts fresh_facts = (*fresh)->facts();
+  const Incarnation now = fresh_facts.incarnation;
   {
     const std::lock_guard lock(mutex_);
     control_ = std::move(*fresh);
@@ -116,20 +121,25 @@ Result<bool> ClientImpl::reconnect_alone(const std::shared_ptr<ControlLink>& bro
       newest_.reset();  // manifests of another incarnation are no base for deltas
     }
   }
-  paths_.renew();
+  paths_.renew(fresh_facts);
   return now == before;
 }
 
 Result<ControlLink::Answer> ClientImpl::call(const std::function<Bytes(std::uint64_t)>& encode, FrameType expected, Micros until) {
   const Stopwatch watch(control_ns_);
-  auto link = control();
-  if (link->broken()) {
-    PARAMWIRE_CHECK(reconnect(link, until));
-    link = control();
+  for (;;) {
+    auto link = control();
+    if (link->broken()) {
+      PARAMWIRE_CHECK(reconnect(link, until));
+      link = control();
+    }
+    const std::uint64_t request = link->next_request();
+    const Bytes frame = encode(request);
+    bool sent = false;
+    auto answer = link->call(frame, request, expected, until, &sent);
+    // Broken by another thread's call (which was interrupted, say) while this one waited for its turn: nothing was asked yet.
+    if (answer.ok() || sent || answer.error().code() != Code::kUnreachable || steady_clock().now() >= until) return answer;
   }
-  const std::uint64_t request = link->next_request();
-  const Bytes frame = encode(request);
-  return link->call(frame, request, expected, until);
 }
 
 // ---------------------------------------------------------------- snapshots

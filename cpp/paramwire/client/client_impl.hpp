@@ -106,7 +106,8 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   std::shared_ptr<const HeldManifest> newest_;     // base of deltas
   ClientStats counters_;
   std::condition_variable reconnect_turn_;
-  bool reconnecting_ = false;                      // one reconnection at a time
+  bool reconnecting_ = false;                      // one reconnection at a time,
+  std::thread::id reconnecting_in_;                // in this thread
 
   Paths paths_;
   mutable std::mutex view_mutex_;                          // the one link that gives views, so that each block is verified once

@@ -63,7 +63,10 @@ Status Paths::try_shm(const ServerFacts& facts, Micros deadline, bool& failed) {
   failed = same_host;
   if (!same_host) return Error(Code::kUnavailable, "the server runs on another host, or in another network namespace");
   if (path.empty()) return Error(Code::kUnavailable, "the server has no unix socket: start it with listen \"unix:PATH\"");
-  local_ = Endpoint::unix_socket(path);
+  {
+    const std::lock_guard lock(mutex_);
+    local_ = Endpoint::unix_socket(path);
+  }
   auto link = pool(Transport::kShm).borrow(deadline);
   return link.ok() ? Status() : std::move(link).error();
 }
@@ -134,12 +137,12 @@ Status Paths::choose(const ServerFacts& facts, Micros deadline) {
   PARAMWIRE_TRY(small, choose_small(facts, deadline));
   small_ = small;
   if (!options_.strict) return {};
+  std::string failures;
   for (const RejectedTransport& one : rejected_) {
-    if (!one.failed) continue;
-    return Error(Code::kUnavailable, cat("strict: ", one.transport, " to ", endpoint_, " should work and does not: ", one.reason, "; without strict, or with transport=\"",
-                                         transport_name(bulk_), "\", it would be ", transport_name(bulk_)));
+    if (one.failed) failures += cat(failures.empty() ? "" : "; ", one.transport, " to ", endpoint_, " should work and does not: ", one.reason);
   }
-  return {};
+  if (failures.empty()) return {};
+  return Error(Code::kUnavailable, cat("strict: ", failures, "; without strict, or with transport=\"", transport_name(bulk_), "\", it would be ", transport_name(bulk_)));
 }
 
 // ---------------------------------------------------------------- links
@@ -164,10 +167,20 @@ Result<std::unique_ptr<Link>> Paths::open_shm_alone(Micros deadline) const {
   ShmOptions options;
   options.omitted.crc = !options_.verify;
   options.drop_pages = options_.drop_view_pages;
-  return ShmLink::connect(local_, caller_, incarnation_(), options, deadline);
+  Endpoint local;
+  {
+    const std::lock_guard lock(mutex_);
+    local = local_;
+  }
+  if (local.path.empty()) return Error(Code::kUnavailable, cat(endpoint_, ": the server that came back has no unix socket, and this client shares memory: connect again"));
+  return ShmLink::connect(local, caller_, incarnation_(), options, deadline);
 }
 
-void Paths::renew() {
+void Paths::renew(const ServerFacts& facts) {
+  if (endpoint_.kind != Endpoint::Kind::kUnix && has(Transport::kShm)) {
+    const std::lock_guard lock(mutex_);
+    local_ = Endpoint::unix_socket(facts.unix_path);
+  }
   for (const auto& pool : pools_) pool->renew();
 }
 

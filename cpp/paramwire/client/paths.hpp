@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -50,8 +51,8 @@ class Paths {
   const std::vector<RejectedTransport>& rejected() const noexcept { return rejected_; }
   LinkStats stats(Transport transport) const { return pool(transport).stats(); }
 
-  // Idle links end; those of the next generation are of the server that answers now.
-  void renew();
+  // Idle links end; those of the next generation are of the server that answers now, whose unix socket may be another one.
+  void renew(const ServerFacts& facts);
   void close();
 
  private:
@@ -70,7 +71,8 @@ class Paths {
   const Caller& caller_;
   const std::function<Incarnation()> incarnation_;
   const std::shared_ptr<InboundCredit> credit_;  // of all udp links
-  Endpoint local_;                               // the server's unix socket, for shm
+  mutable std::mutex mutex_;
+  Endpoint local_;                               // the server's unix socket, for shm; under the mutex
   Transport bulk_ = Transport::kTcp, small_ = Transport::kTcp;
   std::optional<bool> shm_works_, udp_works_;    // as far as tried
   std::vector<RejectedTransport> rejected_;

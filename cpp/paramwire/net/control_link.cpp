@@ -116,16 +116,21 @@ Result<ControlLink::Answer> ControlLink::exchange(std::span<const std::byte> fra
   return AnswerReader(socket_, deadline).read(request);
 }
 
-Result<ControlLink::Answer> ControlLink::call(std::span<const std::byte> frame, std::uint64_t request, Micros deadline) {
+Result<ControlLink::Answer> ControlLink::call(std::span<const std::byte> frame, std::uint64_t request, Micros deadline, bool* sent) {
   PARAMWIRE_CHECK(guard_.check(cat("control link to ", peer())));
   {
     std::unique_lock lock(mutex_);
+    if (busy_ && turn_of_ == std::this_thread::get_id()) {
+      return Error(Code::kInvalid, cat(peer(), ": this thread is inside another call over this connection (a signal handler?): use a client of its own here"));
+    }
     if (!wait_on(turn_, lock, deadline, [this] { return !busy_; })) {
       return Error(Code::kTimeout, cat(peer(), " had not answered the call before this one by the deadline"));
     }
     if (broken()) return Error(Code::kUnreachable, cat(peer(), ": this link was broken before: ", broken_by_, "; connect again"));
     busy_ = true;
+    turn_of_ = std::this_thread::get_id();
   }
+  if (sent != nullptr) *sent = true;
   auto answer = exchange(frame, request, deadline);
   {
     const std::lock_guard lock(mutex_);
@@ -133,7 +138,7 @@ Result<ControlLink::Answer> ControlLink::call(std::span<const std::byte> frame, 
     if (!answer.ok()) {
       broken_by_ = answer.error().to_string();
       broken_.store(true, std::memory_order_release);
-      socket_.shutdown();
+      if (!guard_.in_child()) socket_.shutdown();  // which is for all who share it
     }
   }
   if (!answer.ok()) {
@@ -145,8 +150,8 @@ Result<ControlLink::Answer> ControlLink::call(std::span<const std::byte> frame, 
   return answer;
 }
 
-Result<ControlLink::Answer> ControlLink::call(std::span<const std::byte> frame, std::uint64_t request, FrameType want, Micros deadline) {
-  PARAMWIRE_TRY(answer, call(frame, request, deadline));
+Result<ControlLink::Answer> ControlLink::call(std::span<const std::byte> frame, std::uint64_t request, FrameType want, Micros deadline, bool* sent) {
+  PARAMWIRE_TRY(answer, call(frame, request, deadline, sent));
   if (answer.type == want) return answer;
   return Error(Code::kCorrupt, cat(peer(), ": answer ", frame_type_name(answer.type), ", ", frame_type_name(want), " was expected"));
 }

@@ -19,6 +19,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <string_view>
 #include <utility>
 
@@ -74,10 +75,11 @@ class ControlLink {
 
   // Sends `frame` (encoded for `request`) and waits for its answer, which is never an ERROR: that is returned as its code.
   // errors: kTimeout, kUnreachable, kCorrupt break the link; on a broken one, kUnreachable saying what broke it; kInvalid in
-  // the child of a fork.
-  Result<Answer> call(std::span<const std::byte> frame, std::uint64_t request, Micros deadline);
+  // the child of a fork, and from inside a call of this thread (a signal handler's).
+  // `sent` (may be nullptr) is set when the question may have gone out: without it, asking again is asking once.
+  Result<Answer> call(std::span<const std::byte> frame, std::uint64_t request, Micros deadline, bool* sent = nullptr);
   // As call, and the answer must be of type `want`.
-  Result<Answer> call(std::span<const std::byte> frame, std::uint64_t request, FrameType want, Micros deadline);
+  Result<Answer> call(std::span<const std::byte> frame, std::uint64_t request, FrameType want, Micros deadline, bool* sent = nullptr);
   bool broken() const noexcept { return broken_.load(std::memory_order_acquire); }
   // A key that this client and the server alone can derive (RFC 8446 7.5), other ones for each label and context; nullopt without TLS.
   // The server's side: Session::export_key. Any thread.
@@ -93,6 +95,7 @@ class ControlLink {
   std::mutex mutex_;              // held for moments; who has the turn holds `busy_`, so that others can wait with a deadline
   std::condition_variable turn_;
   bool busy_ = false;
+  std::thread::id turn_of_;       // while busy
   Socket socket_;
   ServerFacts facts_;
   std::atomic<std::uint64_t> last_request_{0};

@@ -59,7 +59,7 @@ void PublishLink::fail(Error error) {
 void PublishLink::lose(Error error) {
   fail(std::move(error));
   lost_ = true;
-  socket_.shutdown();
+  if (!guard_.in_child()) socket_.shutdown();  // which is for all who share it
 }
 
 // ---------------------------------------------------------------- out

@@ -52,7 +52,7 @@ void TcpLink::read(std::span<BlockRead> batch, Micros deadline) {
   // Nobody writes into the targets from here on: what is under way is never received.
   broken_by_ = status.error().to_string();
   broken_.store(true, std::memory_order_release);
-  socket_.shutdown();
+  if (!guard_.in_child()) socket_.shutdown();  // which is for all who share it
   for (const Flight& flight : flights_) flight.item->result = status;
   for (BlockRead& item : batch.subspan(next_)) item.result = status;
   flights_.clear();

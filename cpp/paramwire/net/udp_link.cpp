@@ -104,7 +104,7 @@ Status UdpLink::introduce(Micros deadline) {
   if (status.ok()) return {};
   if (status.error().code() != Code::kTimeout) return status;
   return Error(Code::kTimeout, cat("udp to ", control_.peer(), ": nothing came back from its UDP port within ", (until - start) / 1000,
-                                       " ms (", reader_.stats().gets, " datagrams sent): a firewall on the way? tcp works: use transport=\"tcp\" or \"auto\""));
+                                       " ms (", reader_.stats().gets, " datagrams sent): a firewall on the way? transport=\"tcp\" needs no datagrams"));
 }
 
 void UdpLink::read(std::span<BlockRead> batch, Micros deadline) {
@@ -122,7 +122,7 @@ void UdpLink::read(std::span<BlockRead> batch, Micros deadline) {
     broken_by_ = status.error().to_string();
     broken_.store(true, std::memory_order_release);
     reader_.abandon(status);
-    control_.shutdown();
+    if (!guard_.in_child()) control_.shutdown();  // which is for all who share it
   }
   for (const BlockRead& item : batch) {
     if (item.result.ok()) {
