@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.words = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.DEBUG if options.debug else logging.ERROR, format="%(name)s: %(message)s")
     if sys.stdout is None:  # closed by the shell
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         with terminations():
             return run_command(options)

@@ -133,4 +133,9 @@ def shared_and_anonymous() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # who asked for it is gone
+        os._exit(1)
+    except paramwire.Error as error:
+        sys.exit(f"paramwire: {error}")

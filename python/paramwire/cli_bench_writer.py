@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 import time
@@ -91,4 +92,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # who asked for it is gone
+        os._exit(1)
+    except paramwire.Error as error:
+        sys.exit(f"paramwire: {error}")

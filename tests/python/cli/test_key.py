@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
+import time
 
 import pytest
 
@@ -63,3 +66,25 @@ def test_serve_refuses_other_addresses_without_a_key(cli, tiny_safetensors):
     refused = cli.run("serve", tiny_safetensors.path, "--listen", "tcp://0.0.0.0:0", status=1)
     assert "paramwire key new" in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+def test_sigterm_takes_the_key_of_a_run_with_it(tmp_path):
+    words = ["bench", "latency", "--transport", "tcp", "--sizes", "64", "--seconds", "60", "--rotate", "1MiB", "--key"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paramwire", *words],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not list(tmp_path.glob("*/key")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 143
+    assert "Traceback" not in said
+    assert list(tmp_path.glob("*/key")) == []
