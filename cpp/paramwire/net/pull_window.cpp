@@ -85,9 +85,9 @@ void PullWindow::on_loss(Micros now, std::uint64_t lost) noexcept {
     lost_round_ = 0;
   }
   lost_round_ += lost;
-  // More than three eighths of a window lost within a round trip are a queue that overflowed; a fifth may be a bad path, which slowing down
-  // does not mend.
-  if (lost_round_ <= window_ / 8 * 3 || now - cut_at_ < smoothed_) return;
+  // More than half of a window lost within a round trip is a queue that overflowed; a third may be a bad path that loses a fifth each way, which
+  // slowing down does not mend.
+  if (lost_round_ <= window_ / 2 || now - cut_at_ < smoothed_) return;
   cut_at_ = now;
   lost_round_ = 0;
   doubling_ = false;

@@ -28,6 +28,10 @@ constexpr Micros kReorderMax = 20'000;
 // Silences in a row at a size before it is doubted: at one that never carried anything, and at one that did.
 constexpr std::uint32_t kSilencesNew = 2;
 constexpr std::uint32_t kSilencesProven = 4;
+// Twice as many where an eighth of what was asked for lately did not come: a question lost with its answer, over and over, is then chance (at
+// 20 % each way 4 silences in a row are 2 in 100, 8 are 3 in 10,000), and small segments would only make more of them.
+constexpr std::uint32_t kLossySilences = 2;
+constexpr std::uint64_t kLately = 4096;  // segments
 // After a step down the route's own size is tried again with the first batch after this: a path heals, and a silence may have been a server's.
 constexpr Micros kSizeAgain = kMicrosPerSecond;
 constexpr std::uint32_t kBackoffMax = 7;  // doublings of the timeout
@@ -391,6 +395,7 @@ void ReliableReader::lose(Ask& ask, Micros now) {
     Stream::clear(stream.asked_for, i);
     --ask.outstanding;
     ++stats_.segments_lost;
+    count_lately(lately_lost_);
     in_flight_ -= ask.cost;
     credit_.give_back(ask.cost);
     window_.on_loss(now, ask.cost);
@@ -407,6 +412,13 @@ void ReliableReader::lose_everything(Micros now) {
     if (ask->outstanding > 0) lose(*ask, now);
   }
   asks_.clear();
+}
+
+void ReliableReader::count_lately(std::uint64_t& what) noexcept {
+  ++what;
+  if (lately_here_ + lately_lost_ < kLately) return;
+  lately_here_ /= 2;
+  lately_lost_ /= 2;
 }
 
 void ReliableReader::check_timers(Micros now) {
@@ -436,7 +448,7 @@ void ReliableReader::check_timers(Micros now) {
   ++silences_;
   last_arrival_ = now;
   if (silences_ < 2) return;  // a cut needs that nothing is under way
-  const std::uint32_t patience = size_confirmed_ ? kSilencesProven : kSilencesNew;
+  const std::uint32_t patience = (size_confirmed_ ? kSilencesProven : kSilencesNew) * (lately_lost_ > lately_here_ / 8 ? kLossySilences : 1);
   if (silences_ % patience == 0 && largest > datagram_cost(kDataHeaderBytes + options_.segment_floor)) step_size(now);
 }
 
@@ -533,6 +545,7 @@ void ReliableReader::on_data(Micros now, std::span<const std::byte> datagram, co
   }
   if (stream.segment_size == segment_size_ && data.payload_size == segment_size_) size_confirmed_ = true;
   ++stats_.segments;
+  count_lately(lately_here_);
   stats_.segment_bytes += data.payload_size;
   settle_ask(stream, index, now);
   take_payload(stream, index, datagram.subspan(kDataHeaderBytes));

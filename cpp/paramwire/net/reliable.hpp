@@ -143,6 +143,7 @@ class ReliableReader {
   void send(DatagramGet& get, Outbox& out);
   void want(Stream& stream, bool front);
   void check_timers(Micros now);
+  void count_lately(std::uint64_t& what) noexcept;
   void lose(Ask& ask, Micros now);
   void lose_everything(Micros now);
   void step_size(Micros now);
@@ -182,6 +183,7 @@ class ReliableReader {
   std::uint64_t owed_ = 0;           // credit that is free again and not yet given back
   Micros last_arrival_ = 0;
   std::uint32_t silences_ = 0;       // timeouts since the last DATA
+  std::uint64_t lately_here_ = 0, lately_lost_ = 0;  // segments, halved together
   Micros next_timer_ = kNever;
 
   bool probing_ = false;
