@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -68,7 +67,7 @@ def test_serve_refuses_other_addresses_without_a_key(cli, tiny_safetensors):
     assert refused.stderr.count("\n") == 1
 
 
-def test_sigterm_takes_the_key_of_a_run_with_it(tmp_path):
+def test_sigterm_takes_the_key_of_a_run_with_it(tmp_path, until):
     words = ["bench", "latency", "--transport", "tcp", "--sizes", "64", "--seconds", "60", "--rotate", "1MiB", "--key"]
     process = subprocess.Popen(
         [sys.executable, "-m", "paramwire", *words],
@@ -78,9 +77,7 @@ def test_sigterm_takes_the_key_of_a_run_with_it(tmp_path):
         text=True,
     )
     try:
-        while not list(tmp_path.glob("*/key")):
-            assert process.poll() is None
-            time.sleep(0.02)
+        assert until(lambda: list(tmp_path.glob("*/key")) or process.poll() is not None)
         process.terminate()
         _, said = process.communicate(timeout=60)
     finally:
