@@ -289,8 +289,9 @@ class Client:
     """A connection to one server; make it with paramwire.connect(). Any thread.
 
     timeout:  of each call, seconds; None takes the client's. Ctrl-C ends the waiting of any call within 200 ms. A fetch
-              over 64 MiB, a view and a publish go on in the background until their deadline, with the arrays they use;
-              any other call is over: its connection is dropped, and arrays that it filled are undefined
+              over 64 MiB or of more than 4096 tensors, a view and a publish go on in the background until their
+              deadline, with the arrays they use; any other call is over: its connection is dropped, and arrays that it
+              filled are undefined
     """
 
     def __init__(

@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+import paramwire
 from paramwire.cli_common import CliError
 
 # Each figure's time is cut in this many rounds of all sides, so that a neighbour's load hits all, and the spread shows.
@@ -232,6 +233,16 @@ def available_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise CliError("this kernel does not tell MemAvailable in /proc/meminfo")
+
+
+def run_as_child(main: Callable[[], int]) -> NoReturn:
+    """The end of a module that Child runs: errors are one line, and that nobody asks any more is none."""
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        os._exit(1)  # without the interpreter's last flush, which would complain
+    except paramwire.Error as error:
+        sys.exit(f"paramwire: {error}")
 
 
 class Child:

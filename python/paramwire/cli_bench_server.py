@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 import paramwire
 from paramwire import _bench
-from paramwire.cli_bench_common import fill_pattern
+from paramwire.cli_bench_common import fill_pattern, run_as_child
 from paramwire.cli_common import json_line
 from paramwire.cli_memory import memory_now
 
@@ -133,9 +133,4 @@ def shared_and_anonymous() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:  # who asked for it is gone
-        os._exit(1)
-    except paramwire.Error as error:
-        sys.exit(f"paramwire: {error}")
+    run_as_child(main)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ import time
 import numpy as np
 
 import paramwire
+from paramwire.cli_bench_common import run_as_child
 from paramwire.cli_bench_server import server_at
 from paramwire.cli_common import json_line
 
@@ -92,9 +92,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:  # who asked for it is gone
-        os._exit(1)
-    except paramwire.Error as error:
-        sys.exit(f"paramwire: {error}")
+    run_as_child(main)

@@ -21,7 +21,7 @@ namespace {
 #define UDP_GRO 104
 #endif
 
-constexpr std::size_t kBatchMax = 64;  // messages of one sendmmsg or recvmmsg
+constexpr std::size_t kBatchMax = 64;  // messages of one sendmmsg
 
 // In: UDP_GRO, SO_RXQ_OVFL and one of the PKTINFOs. Out: UDP_SEGMENT and a PKTINFO.
 union ControlBuffer {

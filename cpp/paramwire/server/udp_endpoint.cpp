@@ -204,10 +204,10 @@ bool UdpEndpoint::send_segments(Door& door, const Job& job, SegmentWalk& walk) {
   if (segments == 0) return false;
   counters_.bytes.fetch_add(bytes, std::memory_order_relaxed);
   counters_.segments.fetch_add(segments, std::memory_order_relaxed);
-  return send_all(door.socket, job, std::span(messages).first(count), segments) && segments == most;
+  return send_all(door.socket, job, std::span(messages).first(count)) && segments == most;
 }
 
-bool UdpEndpoint::send_all(DatagramSocket& socket, const Job& job, std::span<DatagramSocket::Message> messages, std::size_t) {
+bool UdpEndpoint::send_all(DatagramSocket& socket, const Job& job, std::span<DatagramSocket::Message> messages) {
   bool waited = false;
   std::span<const DatagramSocket::Message> left(messages);
   while (!left.empty()) {

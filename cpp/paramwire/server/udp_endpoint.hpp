@@ -76,7 +76,7 @@ class UdpEndpoint {
   void answer(Door& door, Job& job);
   bool send_segments(Door& door, const Job& job, SegmentWalk& walk);
   void send_status(DatagramSocket& socket, const DatagramAddress& to, const std::array<std::byte, kStatusBytes>& status);
-  bool send_all(DatagramSocket& socket, const Job& job, std::span<DatagramSocket::Message> messages, std::size_t segments);
+  bool send_all(DatagramSocket& socket, const Job& job, std::span<DatagramSocket::Message> messages);
   bool send_pieces(DatagramSocket& socket, const Job& job, const DatagramSocket::Message& message);
 
   std::shared_ptr<ServerCore> core_;
