@@ -344,14 +344,35 @@ TEST(PullWindow, GrowsNoFurtherThanAFastPathOfItsRoundTripHolds) {
   }
 }
 
+// What was asked for a moment before `now`: of ten parts, `lost` did not come.
+void settle(PullWindow& window, Micros now, std::uint64_t cost, int lost, int of = 10) {
+  for (int i = 0; i < of; ++i) window.on_settled(now, now - 1, cost, i * lost / of != (i + 1) * lost / of);
+}
+
 TEST(PullWindow, AFewLossesAreNoCongestionManyAre) {
   PullWindow window(1500, 64 << 20);
   window.on_answer(200, 100, false);
   const std::uint64_t before = window.bytes();
-  for (Micros now = 1000; now < 100'000; now += 1000) window.on_loss(now, 2000);
+  for (Micros now = 1000; now < 100'000; now += 1000) settle(window, now, 2000, 4);
   EXPECT_EQ(window.bytes(), before);
-  for (int i = 0; i < 100; ++i) window.on_loss(200'000, 2000);
+  for (Micros now = 200'000; now < 220'000; now += 1000) settle(window, now, 2000, 7);
   EXPECT_LT(window.bytes(), before);
+}
+
+TEST(PullWindow, LossesCountHoweverManyRoundTripsTheyLieApart) {
+  constexpr std::uint64_t kCost = 10'208;  // three at a time into a queue that holds one
+  PullWindow window(kCost, 64 << 20);
+  window.on_answer(1000, 950, true);
+  for (Micros now = 2000; now < 200'000; now += 1500) settle(window, now, kCost, 2, 3);
+  EXPECT_EQ(window.bytes(), 4 * kCost);
+}
+
+TEST(PullWindow, LossesOfOneWindowCutOnce) {
+  PullWindow window(1500, 64 << 20);
+  window.on_answer(200, 100, false);
+  const std::uint64_t before = window.bytes();
+  for (int i = 0; i < 100; ++i) window.on_settled(1000, 900, before / 100, true);
+  EXPECT_EQ(window.bytes(), before / 10 * 7);
 }
 
 TEST(PullWindow, LossThatGoesOnTakesTheLeastWindowDownToFourDatagramsAndRoundsWithoutItBringItBack) {
@@ -359,14 +380,12 @@ TEST(PullWindow, LossThatGoesOnTakesTheLeastWindowDownToFourDatagramsAndRoundsWi
   PullWindow window(kCost, 64 << 20);
   Micros now = 1000;
   window.on_answer(now, now - 100, true);
-  for (int round = 0; round < 50; ++round) {
-    now += 1000;
-    for (std::uint64_t lost = 0; lost <= window.bytes() / 2; lost += kCost) window.on_loss(now, kCost);
-  }
+  for (int round = 0; round < 500; ++round) settle(window, now += 1000, kCost, 10);
   EXPECT_EQ(window.bytes(), 4 * kCost);
   for (int round = 0; round < 20; ++round) {
     now += 1000;
     window.on_answer(now, now - 100, true);
+    settle(window, now, kCost, 0, 100);
   }
   EXPECT_GT(window.bytes(), PullWindow::kLeastWindow);
   for (int round = 0; round < 2; ++round) {  // delay alone takes it to the least window again, no lower

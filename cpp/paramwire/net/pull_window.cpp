@@ -62,7 +62,6 @@ void PullWindow::on_answer(Micros now, Micros sent, bool limited) noexcept {
   round_began_ = now;
   round_least_ = kNever;
   round_limited_ = false;
-  if (!std::exchange(round_lost_, false)) floor_ = std::max(floor_, std::min(2 * floor_, kLeastWindow));
   if (delay > kTargetDelay) {
     doubling_ = false;
     if (!std::exchange(high_before_, true)) return;
@@ -79,19 +78,20 @@ void PullWindow::on_answer(Micros now, Micros sent, bool limited) noexcept {
   window_ = std::max(window_, std::min(useful, window_ + (doubling_ ? window_ : std::min(window_, kStep))));
 }
 
-void PullWindow::on_loss(Micros now, std::uint64_t lost) noexcept {
-  if (now - round_at_ > std::max<Micros>(smoothed_, 1)) {
-    round_at_ = now;
-    lost_round_ = 0;
+void PullWindow::on_settled(Micros now, Micros sent, std::uint64_t cost, bool lost) noexcept {
+  if (sent < cut_at_) return;
+  settled_ += cost;
+  if (lost) lost_ += cost;
+  // More than half is a queue that overflowed; a third may be a bad path that loses a fifth each way, which slowing down does not mend.
+  const bool overflowed = lost_ > window_ / 2;
+  if (!overflowed && settled_ < window_) return;
+  settled_ = lost_ = 0;
+  if (!overflowed) {
+    floor_ = std::max(floor_, std::min(2 * floor_, kLeastWindow));
+    return;
   }
-  lost_round_ += lost;
-  // More than half of a window lost within a round trip is a queue that overflowed; a third may be a bad path that loses a fifth each way, which
-  // slowing down does not mend.
-  if (lost_round_ <= window_ / 2 || now - cut_at_ < smoothed_) return;
   cut_at_ = now;
-  lost_round_ = 0;
   doubling_ = false;
-  round_lost_ = true;
   if (window_ <= floor_) floor_ = std::max(fewest_, floor_ / 2);
   window_ = std::max(floor_, window_ / 10 * 7);
 }

@@ -45,8 +45,9 @@ class InboundCredit {
 //     round trip holds;
 //   above in two rounds running: shrinks in proportion to the excess, at most by half.
 // Source: G. Kumar et al., "Swift: Delay is Simple and Effective for Congestion Control in the Datacenter" (SIGCOMM 2020), section 3.1, and
-// RFC 6817 (LEDBAT) for the base delay. Loss counts only where it is many: a few per cent say nothing about a queue. Where it goes on, the
-// queue is shorter than the least window, which then gives way as well, until a round loses nothing.
+// RFC 6817 (LEDBAT) for the base delay. Loss counts only where more than half of a window is lost: a few per cent say nothing about a queue.
+// Where that goes on, the queue is shorter than the least window, which then gives way as well, until half of a window arrives again. A window
+// is counted in what was asked for, not by the clock: behind a short queue its losses lie many of the least round trips apart.
 // Retransmission timer: RFC 6298. One thread.
 class PullWindow {
  public:
@@ -65,8 +66,8 @@ class PullWindow {
 
   // A GET sent at `sent` got its first DATA now. `limited`: the window was what held more back.
   void on_answer(Micros now, Micros sent, bool limited) noexcept;
-  // Of about `asked` bytes since the last call, `lost` did not come.
-  void on_loss(Micros now, std::uint64_t lost) noexcept;
+  // Of what was asked for at `sent`, `cost` came, or is taken for lost.
+  void on_settled(Micros now, Micros sent, std::uint64_t cost, bool lost) noexcept;
   // Nothing came for a whole timeout; `repeated` times before this one.
   void on_silence(std::uint32_t repeated) noexcept;
 
@@ -84,14 +85,13 @@ class PullWindow {
   Micros base_ = kNever;
   Micros smoothed_ = 0;
   Micros variation_ = 0;
-  Micros cut_at_ = 0;           // last decrease
+  Micros cut_at_ = 0;           // by loss: what was asked for before is not held against the window after
   Micros round_began_ = 0;
   Micros round_least_ = kNever; // least round trip in it
   bool round_limited_ = false;
   bool high_before_ = false;    // the round before this one was above the target
-  bool round_lost_ = false;     // many, in this round
-  std::uint64_t lost_round_ = 0;
-  Micros round_at_ = 0;
+  std::uint64_t settled_ = 0;   // of the window that is judged now
+  std::uint64_t lost_ = 0;      // of that
 };
 
 }  // namespace paramwire

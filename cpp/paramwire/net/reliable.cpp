@@ -398,7 +398,7 @@ void ReliableReader::lose(Ask& ask, Micros now) {
     count_lately(lately_lost_);
     in_flight_ -= ask.cost;
     credit_.give_back(ask.cost);
-    window_.on_loss(now, ask.cost);
+    window_.on_settled(now, ask.sent, ask.cost, true);
     stream.cursor = std::min(stream.cursor, i);
   }
   stream.again = true;
@@ -562,6 +562,7 @@ void ReliableReader::settle_ask(Stream& stream, std::uint32_t index, Micros now)
   ask.timed = false;
   --ask.outstanding;
   in_flight_ -= ask.cost;
+  window_.on_settled(now, ask.sent, ask.cost, false);
   // Later, all at once: a locked operation waits until the payloads that were copied past the cache have reached memory.
   owed_ += ask.cost;
   for (std::size_t k = 0; k < at; ++k) {
