@@ -358,7 +358,7 @@ void SimClient::take_view() {
   world_.step_passive(200, world_.random().below(4));
   Status status;
   auto header = memory.header(locator.header_arena, locator.header_offset);
-  status = header.ok() ? reader.check_header(*header, hit.entry, locator) : Status(header.error());
+  status = header.ok() ? reader.rules().check_header(*header, hit.entry, locator) : Status(header.error());
   if (status.ok()) {
     Bytes copy(static_cast<std::size_t>(hit.entry.raw_size));
     const auto crc = memory.copy_crc64(locator.arena, locator.payload_offset, copy, 0);

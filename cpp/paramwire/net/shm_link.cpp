@@ -259,7 +259,7 @@ Result<BlockView> ShmLink::view(const ManifestEntry& entry, const Locator& locat
   const std::span<const std::byte> drop = options_.drop_pages ? bytes : std::span<const std::byte>();
   auto pin = std::make_unique<ShmPin>(arena, pins_, index, drop);  // from here on, every way out releases
   PARAMWIRE_TRY(header, memory_->header(locator.header_arena, locator.header_offset));
-  Status current = reader_.check_header(header, entry, locator);
+  Status current = reader_.rules().check_header(header, entry, locator);
   auto verified = current.ok() ? verify_view(entry, locator, payload, *arena) : Result<bool>(std::move(current).error());
   if (!verified.ok()) {
     count_failure(verified.error());

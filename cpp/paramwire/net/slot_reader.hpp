@@ -1,4 +1,4 @@
-// One-sided reads of a slot by the slot protocol: shared by every transport that reads a server's memory directly.
+// One-sided reads of a slot by the slot protocol, out of memory that answers at once: a mapping of the server's.
 //
 // Order is the proof: payload first, complete; then the header; the bytes count only if the header is whole, its seq is the
 // locator's, its block, version and epoch are the manifest's, and the payload's CRC is the manifest's. A header read in one
@@ -8,14 +8,13 @@
 
 #include "paramwire/base/buffer.hpp"
 #include "paramwire/base/error.hpp"
+#include "paramwire/net/slot_rules.hpp"
 #include "paramwire/net/transport.hpp"
 #include "paramwire/wire/block_header.hpp"
 
 #include <cstdint>
-#include <list>
+#include <memory>
 #include <span>
-#include <unordered_map>
-#include <vector>
 
 namespace paramwire {
 
@@ -34,35 +33,25 @@ class RemoteMemory {
 
 class SlotReader {
  public:
-  SlotReader(RemoteMemory& memory, const OmittedReadChecks& omitted) : memory_(memory), omitted_(omitted) {}
+  SlotReader(RemoteMemory& memory, const OmittedReadChecks& omitted) : memory_(memory), rules_(omitted) {}
 
   // Reads item.range of the block into item.target and sets item.result. One thread.
   void read(BlockRead& item);
-  // The header must vouch for `entry` at `locator`. kStale with the reason when it does not.
-  Status check_header(const SlotHeader& header, const ManifestEntry& entry, const Locator& locator) const;
+  const SlotRules& rules() const noexcept { return rules_; }
   std::uint64_t wire_bytes() const noexcept { return wire_bytes_; }
 
  private:
-  struct Table {
-    std::uint64_t key = 0;  // CRC-64 of the block and its id, mixed
-    std::vector<ExtentRow> rows;
-  };
   Status read_whole(BlockRead& item);
   Status read_range(BlockRead& item);
-  Status read_extents(BlockRead& item, std::span<const ExtentRow> rows);
-  Result<std::span<const ExtentRow>> extent_table(const ManifestEntry& entry, const Locator& locator);
+  Status read_extents(BlockRead& item, const ExtentRows& rows);
+  Result<std::shared_ptr<const ExtentRows>> extent_table(const ManifestEntry& entry, const Locator& locator);
   Result<std::span<std::byte>> scratch();
   Status settle(const BlockRead& item, bool bytes_match);
 
   RemoteMemory& memory_;
-  OmittedReadChecks omitted_;
+  SlotRules rules_;
   Buffer scratch_;              // one extent, for the edges of ranged reads
-  std::list<Table> tables_;     // most recently used first, bounded
   std::uint64_t wire_bytes_ = 0;
 };
-
-// Rows of a table of `table` bytes for a block of `raw_size` bytes, once its CRC was found to be `expected`.
-// errors: kCorrupt for a wrong length, CRC, or row sizes that do not add up.
-Result<std::vector<ExtentRow>> parse_extent_table(std::span<const std::byte> table, std::uint64_t raw_size, std::uint32_t expected);
 
 }  // namespace paramwire

@@ -70,6 +70,10 @@ struct Locator {
   bool operator==(const Locator&) const noexcept = default;
 };
 
+// What a server registers of an arena with an RDMA device at once; regions begin at its multiples, and no one-sided read crosses one. 16 MiB are
+// pinned in a few milliseconds, so that a server can do it between two requests; a full-sized arena has 64.
+inline constexpr std::uint64_t kRegionBytes = std::uint64_t{16} << 20;
+
 // Word of a pin table: which slot a reader of a view holds; never 0, which is a free word. 16 bits of arena + 1, then the
 // header's offset in 64-byte units (reach 2^54 bytes an arena), so that one 8-byte store sets a pin.
 inline constexpr std::uint32_t kArenaMax = 0xfffe;

@@ -3,6 +3,7 @@
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/wire/datagram.hpp"
+#include "paramwire/wire/message_parts.hpp"
 
 #include <algorithm>
 
@@ -21,17 +22,6 @@ constexpr std::uint64_t kMaxStatName = 200;
 constexpr std::uint64_t kMaxStreamBytes = std::uint64_t{1} << 40;
 constexpr std::uint64_t kMaxLocators = std::uint64_t{1} << 32;
 
-Bytes frame(FrameType type, std::uint64_t request, const Bytes& meta, std::uint64_t body_size = 0) {
-  Bytes out;
-  out.reserve(sizeof(FrameHeader) + meta.size());
-  append_frame(out, type, request, meta, body_size);
-  return out;
-}
-
-Error bad(std::string_view message, std::string_view field) {
-  return Error(Code::kCorrupt, cat("message ", message, " refused: bad ", field));
-}
-
 void put_version(ByteWriter& out, const Version& version) {
   out.put<std::uint32_t>(version.epoch);
   out.put<std::uint64_t>(version.counter);
@@ -49,7 +39,7 @@ void put_optional_version(ByteWriter& out, const std::optional<Version>& version
 Result<std::optional<Version>> get_optional_version(ByteReader& in, std::string_view message) {
   const Version version = get_version(in);
   if (version == Version{}) return std::optional<Version>();
-  if (!version.valid()) return bad(message, "version");
+  if (!version.valid()) return bad_message(message, "version");
   return std::optional<Version>(version);
 }
 void put_incarnation(ByteWriter& out, const Incarnation& value) {
@@ -123,11 +113,15 @@ std::string_view frame_type_name(FrameType type) noexcept {
     case FrameType::kStats: return "STATS";
     case FrameType::kUdpOpen: return "UDP_OPEN";
     case FrameType::kUdpKey: return "UDP_KEY";
+    case FrameType::kVerbsOpen: return "VERBS_OPEN";
+    case FrameType::kVerbsReady: return "VERBS_READY";
+    case FrameType::kVerbsRegions: return "VERBS_REGIONS";
+    case FrameType::kVerbsRegionList: return "VERBS_REGION_LIST";
   }
   return "unknown";
 }
 
-Bytes encode_empty(FrameType type, std::uint64_t request) { return frame(type, request, {}); }
+Bytes encode_empty(FrameType type, std::uint64_t request) { return message_frame(type, request, {}); }
 
 Bytes HelloMessage::encode(std::uint64_t request) const {
   Bytes meta;
@@ -135,7 +129,7 @@ Bytes HelloMessage::encode(std::uint64_t request) const {
   out.put<std::uint64_t>(client.high);
   out.put<std::uint64_t>(client.low);
   out.put<std::uint32_t>(pid);
-  return frame(FrameType::kHello, request, meta);
+  return message_frame(FrameType::kHello, request, meta);
 }
 Result<HelloMessage> HelloMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
@@ -143,7 +137,7 @@ Result<HelloMessage> HelloMessage::decode(std::span<const std::byte> meta) {
   m.client.high = in.get<std::uint64_t>();
   m.client.low = in.get<std::uint64_t>();
   m.pid = in.get<std::uint32_t>();
-  if (!in.finished()) return bad("HELLO", "length");
+  if (!in.finished()) return bad_message("HELLO", "length");
   return m;
 }
 
@@ -156,7 +150,7 @@ Bytes WelcomeMessage::encode(std::uint64_t request) const {
   out.put<std::uint32_t>(lease_ttl_ms_max);
   out.text(host_id);
   out.text(unix_path);
-  return frame(FrameType::kWelcome, request, meta);
+  return message_frame(FrameType::kWelcome, request, meta);
 }
 Result<WelcomeMessage> WelcomeMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
@@ -168,8 +162,8 @@ Result<WelcomeMessage> WelcomeMessage::decode(std::span<const std::byte> meta) {
   m.lease_ttl_ms_max = in.get<std::uint32_t>();
   m.host_id = in.text(kMaxPathBytes);
   m.unix_path = in.text(kMaxPathBytes);
-  if (!in.finished()) return bad("WELCOME", "length");
-  if (m.epoch == 0) return bad("WELCOME", "epoch");
+  if (!in.finished()) return bad_message("WELCOME", "length");
+  if (m.epoch == 0) return bad_message("WELCOME", "epoch");
   return m;
 }
 
@@ -178,16 +172,16 @@ Bytes ErrorMessage::encode(std::uint64_t request) const {
   ByteWriter out(meta);
   out.put<std::uint8_t>(static_cast<std::uint8_t>(code));
   out.text(clipped(text, kMaxErrorBytes));
-  return frame(FrameType::kError, request, meta);
+  return message_frame(FrameType::kError, request, meta);
 }
 Result<ErrorMessage> ErrorMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
   ErrorMessage m;
   const std::uint8_t code = in.get<std::uint8_t>();
   m.text = in.text(kMaxErrorBytes);
-  if (!in.finished()) return bad("ERROR", "length");
+  if (!in.finished()) return bad_message("ERROR", "length");
   if (code < static_cast<std::uint8_t>(Code::kInvalid) || code > static_cast<std::uint8_t>(Code::kDenied)) {
-    return bad("ERROR", "code");
+    return bad_message("ERROR", "code");
   }
   m.code = static_cast<Code>(code);
   return m;
@@ -202,7 +196,7 @@ Bytes SnapshotMessage::encode(std::uint64_t request) const {
   out.put<std::uint32_t>(lease_ttl_ms);
   out.put<std::uint32_t>(wait_ms);
   out.put<std::uint8_t>(locators ? 1 : 0);
-  return frame(FrameType::kSnapshot, request, meta);
+  return message_frame(FrameType::kSnapshot, request, meta);
 }
 Result<SnapshotMessage> SnapshotMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
@@ -216,8 +210,8 @@ Result<SnapshotMessage> SnapshotMessage::decode(std::span<const std::byte> meta)
   m.lease_ttl_ms = in.get<std::uint32_t>();
   m.wait_ms = in.get<std::uint32_t>();
   const std::uint8_t locators = in.get<std::uint8_t>();
-  if (!in.finished() || locators > 1) return bad("SNAPSHOT", "length or flag");
-  if (!m.held && m.held_root != Digest{}) return bad("SNAPSHOT", "root without a held version");
+  if (!in.finished() || locators > 1) return bad_message("SNAPSHOT", "length or flag");
+  if (!m.held && m.held_root != Digest{}) return bad_message("SNAPSHOT", "root without a held version");
   m.locators = locators == 1;
   return m;
 }
@@ -231,7 +225,7 @@ Bytes ManifestMessage::encode(std::uint64_t request) const {
   out.put<std::uint32_t>(lease_ttl_ms);
   out.put<std::uint64_t>(stream_size);
   out.put<std::uint64_t>(locator_count);
-  return frame(FrameType::kManifest, request, meta, body_size());
+  return message_frame(FrameType::kManifest, request, meta, body_size());
 }
 Result<ManifestMessage> ManifestMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
@@ -241,8 +235,8 @@ Result<ManifestMessage> ManifestMessage::decode(std::span<const std::byte> meta)
   m.lease_ttl_ms = in.get<std::uint32_t>();
   m.stream_size = in.get<std::uint64_t>();
   m.locator_count = in.get<std::uint64_t>();
-  if (!in.finished()) return bad("MANIFEST", "length");
-  if (m.stream_size > kMaxStreamBytes || m.locator_count > kMaxLocators) return bad("MANIFEST", "size");
+  if (!in.finished()) return bad_message("MANIFEST", "length");
+  if (m.stream_size > kMaxStreamBytes || m.locator_count > kMaxLocators) return bad_message("MANIFEST", "size");
   return m;
 }
 
@@ -269,14 +263,14 @@ Bytes LeaseMessage::encode(FrameType type, std::uint64_t request) const {
   ByteWriter out(meta);
   out.put<std::uint64_t>(lease);
   out.put<std::uint32_t>(ttl_ms);
-  return frame(type, request, meta);
+  return message_frame(type, request, meta);
 }
 Result<LeaseMessage> LeaseMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
   LeaseMessage m;
   m.lease = in.get<std::uint64_t>();
   m.ttl_ms = in.get<std::uint32_t>();
-  if (!in.finished()) return bad("RENEW or RELEASE", "length");
+  if (!in.finished()) return bad_message("RENEW or RELEASE", "length");
   return m;
 }
 
@@ -288,7 +282,7 @@ Bytes GetMessage::encode(std::uint64_t request) const {
   put_incarnation(out, incarnation);
   put_range(out, range);
   out.put<std::uint8_t>(extent_table ? 1 : 0);
-  return frame(FrameType::kGet, request, meta);
+  return message_frame(FrameType::kGet, request, meta);
 }
 Result<GetMessage> GetMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
@@ -298,9 +292,9 @@ Result<GetMessage> GetMessage::decode(std::span<const std::byte> meta) {
   m.incarnation = get_incarnation(in);
   m.range = get_range(in);
   const std::uint8_t table = in.get<std::uint8_t>();
-  if (!in.finished() || table > 1) return bad("GET", "length or flag");
-  if (!m.version.valid()) return bad("GET", "version");
-  if (overflows(m.range)) return bad("GET", "range");
+  if (!in.finished() || table > 1) return bad_message("GET", "length or flag");
+  if (!m.version.valid()) return bad_message("GET", "version");
+  if (overflows(m.range)) return bad_message("GET", "range");
   m.extent_table = table == 1;
   return m;
 }
@@ -315,7 +309,7 @@ Bytes DataMessage::encode(std::uint64_t request) const {
   put_range(out, range);
   out.varint(extent_table.size());
   out.bytes(extent_table);
-  return frame(FrameType::kData, request, meta, range.size);
+  return message_frame(FrameType::kData, request, meta, range.size);
 }
 Result<DataMessage> DataMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
@@ -326,11 +320,11 @@ Result<DataMessage> DataMessage::decode(std::span<const std::byte> meta) {
   m.stored_size = in.get<std::uint64_t>();
   m.range = get_range(in);
   const std::uint64_t table_size = in.varint();
-  if (table_size > kMaxTableBytes) return bad("DATA", "extent table size");
+  if (table_size > kMaxTableBytes) return bad_message("DATA", "extent table size");
   m.extent_table = in.bytes(table_size);
-  if (!in.finished() || m.extent_table.size() % sizeof(ExtentRow) != 0) return bad("DATA", "length");
-  if (!m.version.valid()) return bad("DATA", "version");
-  if (overflows(m.range) || m.range.offset + m.range.size > m.stored_size) return bad("DATA", "range");
+  if (!in.finished() || m.extent_table.size() % sizeof(ExtentRow) != 0) return bad_message("DATA", "length");
+  if (!m.version.valid()) return bad_message("DATA", "version");
+  if (overflows(m.range) || m.range.offset + m.range.size > m.stored_size) return bad_message("DATA", "range");
   return m;
 }
 
@@ -339,28 +333,28 @@ Bytes ArenaMessage::encode(FrameType type, std::uint64_t request) const {
   ByteWriter out(meta);
   out.put<std::uint32_t>(arena);
   out.put<std::uint64_t>(size);
-  return frame(type, request, meta);
+  return message_frame(type, request, meta);
 }
 Result<ArenaMessage> ArenaMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
   ArenaMessage m;
   m.arena = in.get<std::uint32_t>();
   m.size = in.get<std::uint64_t>();
-  if (!in.finished()) return bad("ARENA", "length");
-  if (m.arena > kArenaMax) return bad("ARENA", "arena");
+  if (!in.finished()) return bad_message("ARENA", "length");
+  if (m.arena > kArenaMax) return bad_message("ARENA", "arena");
   return m;
 }
 
 Bytes PinsMessage::encode(std::uint64_t request) const {
   Bytes meta;
   ByteWriter(meta).put<std::uint32_t>(capacity);
-  return frame(FrameType::kPinsFd, request, meta);
+  return message_frame(FrameType::kPinsFd, request, meta);
 }
 Result<PinsMessage> PinsMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
   PinsMessage m;
   m.capacity = in.get<std::uint32_t>();
-  if (!in.finished() || m.capacity == 0) return bad("PINS_FD", "length or capacity");
+  if (!in.finished() || m.capacity == 0) return bad_message("PINS_FD", "length or capacity");
   return m;
 }
 
@@ -369,15 +363,15 @@ Bytes PublishStartMessage::encode(std::uint64_t request) const {
   ByteWriter out(meta);
   out.put<std::uint8_t>(any_base ? 1 : 0);
   put_optional_version(out, any_base ? std::nullopt : base);
-  return frame(FrameType::kPublishStart, request, meta);
+  return message_frame(FrameType::kPublishStart, request, meta);
 }
 Result<PublishStartMessage> PublishStartMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
   PublishStartMessage m;
   const std::uint8_t any = in.get<std::uint8_t>();
   PARAMWIRE_TRY(base, get_optional_version(in, "PUBLISH_START"));
-  if (!in.finished() || any > 1) return bad("PUBLISH_START", "length or flag");
-  if (any == 1 && base) return bad("PUBLISH_START", "base beside any");
+  if (!in.finished() || any > 1) return bad_message("PUBLISH_START", "length or flag");
+  if (any == 1 && base) return bad_message("PUBLISH_START", "base beside any");
   m.any_base = any == 1;
   m.base = base;
   return m;
@@ -388,15 +382,15 @@ Bytes PublishIdMessage::encode(FrameType type, std::uint64_t request) const {
   ByteWriter out(meta);
   put_publish(out, publish);
   put_version(out, version);
-  return frame(type, request, meta);
+  return message_frame(type, request, meta);
 }
 Result<PublishIdMessage> PublishIdMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
   PublishIdMessage m;
   m.publish = get_publish(in);
   m.version = get_version(in);
-  if (!in.finished()) return bad("PUBLISH_ID, FINISH or ABORT", "length");
-  if (m.version != Version{} && !m.version.valid()) return bad("PUBLISH_ID, FINISH or ABORT", "version");
+  if (!in.finished()) return bad_message("PUBLISH_ID, FINISH or ABORT", "length");
+  if (m.version != Version{} && !m.version.valid()) return bad_message("PUBLISH_ID, FINISH or ABORT", "version");
   return m;
 }
 
@@ -412,7 +406,7 @@ Bytes PutMessage::encode(std::uint64_t request, std::uint64_t body_size) const {
   out.put<std::uint32_t>(shard.heads);
   out.put<std::uint64_t>(shard.begin);
   out.put<std::uint64_t>(shard.end);
-  return frame(FrameType::kPut, request, meta, body_size);
+  return message_frame(FrameType::kPut, request, meta, body_size);
 }
 Result<PutMessage> PutMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
@@ -420,24 +414,24 @@ Result<PutMessage> PutMessage::decode(std::span<const std::byte> meta) {
   m.publish = get_publish(in);
   m.tensor = in.text(kMaxNameBytes);
   const auto dtype = dtype_from_code(in.get<std::uint16_t>());
-  if (!in.ok() || !dtype.ok()) return bad("PUT", "dtype");
+  if (!in.ok() || !dtype.ok()) return bad_message("PUT", "dtype");
   m.dtype = *dtype;
   const std::uint8_t rank = in.get<std::uint8_t>();
-  if (rank > Shape::kMaxAxes) return bad("PUT", "rank");
+  if (rank > Shape::kMaxAxes) return bad_message("PUT", "rank");
   std::array<std::uint64_t, Shape::kMaxAxes> dims{};
   for (std::size_t i = 0; i < rank; ++i) dims[i] = in.get<std::uint64_t>();
   const auto shape = Shape::from({dims.data(), rank});
-  if (!shape.ok()) return bad("PUT", "shape");
+  if (!shape.ok()) return bad_message("PUT", "shape");
   m.shape = *shape;
   const std::uint8_t kind = in.get<std::uint8_t>();
-  if (kind > static_cast<std::uint8_t>(ShardKind::kHeads)) return bad("PUT", "shard kind");
+  if (kind > static_cast<std::uint8_t>(ShardKind::kHeads)) return bad_message("PUT", "shard kind");
   m.shard.kind = static_cast<ShardKind>(kind);
   m.shard.heads = in.get<std::uint32_t>();
   m.shard.begin = in.get<std::uint64_t>();
   m.shard.end = in.get<std::uint64_t>();
-  if (!in.finished()) return bad("PUT", "length");
-  if (!valid_name(m.tensor)) return bad("PUT", "tensor name");
-  if (!canonical(m.shard)) return bad("PUT", "shard");
+  if (!in.finished()) return bad_message("PUT", "length");
+  if (!valid_name(m.tensor)) return bad_message("PUT", "tensor name");
+  if (!canonical(m.shard)) return bad_message("PUT", "shard");
   return m;
 }
 
@@ -446,14 +440,14 @@ Bytes PutDoneMessage::encode(std::uint64_t request) const {
   ByteWriter out(meta);
   out.put<std::uint64_t>(block.value);
   out.put<std::uint64_t>(crc64);
-  return frame(FrameType::kPutDone, request, meta);
+  return message_frame(FrameType::kPutDone, request, meta);
 }
 Result<PutDoneMessage> PutDoneMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
   PutDoneMessage m;
   m.block.value = in.get<std::uint64_t>();
   m.crc64 = in.get<std::uint64_t>();
-  if (!in.finished()) return bad("PUT_DONE", "length");
+  if (!in.finished()) return bad_message("PUT_DONE", "length");
   return m;
 }
 
@@ -463,7 +457,7 @@ Bytes NameMessage::encode(FrameType type, std::uint64_t request) const {
   put_publish(out, publish);
   out.text(tensor);
   out.text(target);
-  return frame(type, request, meta);
+  return message_frame(type, request, meta);
 }
 Result<NameMessage> NameMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
@@ -471,8 +465,8 @@ Result<NameMessage> NameMessage::decode(std::span<const std::byte> meta) {
   m.publish = get_publish(in);
   m.tensor = in.text(kMaxNameBytes);
   m.target = in.text(kMaxNameBytes);
-  if (!in.finished()) return bad("REMOVE or ALIAS", "length");
-  if (!valid_name(m.tensor) || (!m.target.empty() && !valid_name(m.target))) return bad("REMOVE or ALIAS", "tensor name");
+  if (!in.finished()) return bad_message("REMOVE or ALIAS", "length");
+  if (!valid_name(m.tensor) || (!m.target.empty() && !valid_name(m.target))) return bad_message("REMOVE or ALIAS", "tensor name");
   return m;
 }
 
@@ -480,13 +474,13 @@ Bytes PublishedMessage::encode(std::uint64_t request) const {
   Bytes meta;
   ByteWriter out(meta);
   put_version(out, version);
-  return frame(FrameType::kPublished, request, meta);
+  return message_frame(FrameType::kPublished, request, meta);
 }
 Result<PublishedMessage> PublishedMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
   PublishedMessage m;
   m.version = get_version(in);
-  if (!in.finished() || !m.version.valid()) return bad("PUBLISHED", "version");
+  if (!in.finished() || !m.version.valid()) return bad_message("PUBLISHED", "version");
   return m;
 }
 
@@ -498,18 +492,18 @@ Bytes StatsMessage::encode(std::uint64_t request) const {
     out.text(name);
     out.put<std::uint64_t>(value);
   }
-  return frame(FrameType::kStats, request, meta);
+  return message_frame(FrameType::kStats, request, meta);
 }
 Result<StatsMessage> StatsMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
   StatsMessage m;
   const std::uint64_t count = in.varint();
-  if (count > kMaxStats) return bad("STATS", "count");
+  if (count > kMaxStats) return bad_message("STATS", "count");
   for (std::uint64_t i = 0; i < count && in.ok(); ++i) {
     std::string name(in.text(kMaxStatName));
     m.values.emplace_back(std::move(name), in.get<std::uint64_t>());
   }
-  if (!in.finished()) return bad("STATS", "length");
+  if (!in.finished()) return bad_message("STATS", "length");
   return m;
 }
 
@@ -521,7 +515,7 @@ Bytes UdpKeyMessage::encode(std::uint64_t request) const {
   out.put<std::uint64_t>(key.k0);
   out.put<std::uint64_t>(key.k1);
   out.put<std::uint16_t>(segment_max);
-  return frame(FrameType::kUdpKey, request, meta);
+  return message_frame(FrameType::kUdpKey, request, meta);
 }
 Result<UdpKeyMessage> UdpKeyMessage::decode(std::span<const std::byte> meta) {
   ByteReader in(meta);
@@ -531,8 +525,8 @@ Result<UdpKeyMessage> UdpKeyMessage::decode(std::span<const std::byte> meta) {
   m.key.k0 = in.get<std::uint64_t>();
   m.key.k1 = in.get<std::uint64_t>();
   m.segment_max = in.get<std::uint16_t>();
-  if (!in.finished() || m.port == 0 || m.session == 0) return bad("UDP_KEY", "length, port or session");
-  if (m.segment_max < kSegmentBytesMin || m.segment_max > kSegmentBytesMax) return bad("UDP_KEY", "segment_max");
+  if (!in.finished() || m.port == 0 || m.session == 0) return bad_message("UDP_KEY", "length, port or session");
+  if (m.segment_max < kSegmentBytesMin || m.segment_max > kSegmentBytesMax) return bad_message("UDP_KEY", "segment_max");
   return m;
 }
 

@@ -30,6 +30,7 @@ enum class FrameType : std::uint8_t {
   kAbort = 48,
   kStat = 50, kStats = 51,
   kUdpOpen = 60, kUdpKey = 61,
+  kVerbsOpen = 70, kVerbsReady = 71, kVerbsRegions = 72, kVerbsRegionList = 73,  // wire/verbs_message.hpp
 };
 std::string_view frame_type_name(FrameType type) noexcept;
 
