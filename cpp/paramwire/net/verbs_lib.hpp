@@ -35,12 +35,12 @@ class VerbsApi {
   virtual ibv_mr* reg_mr(ibv_pd* pd, void* begin, std::size_t size, int access) = 0;
   virtual int dereg_mr(ibv_mr* mr) = 0;
 
-  virtual ibv_comp_channel* create_comp_channel(ibv_context* context) = 0;
+  virtual ibv_comp_channel* create_comp_channel(ibv_context* context) = 0;  // its descriptor does not block
   virtual int destroy_comp_channel(ibv_comp_channel* channel) = 0;
   virtual ibv_cq* create_cq(ibv_context* context, int entries, ibv_comp_channel* channel) = 0;
   virtual int destroy_cq(ibv_cq* cq) = 0;
   virtual int req_notify_cq(ibv_cq* cq) = 0;
-  // Takes one event of the channel and acknowledges it. 0, or an errno value (EAGAIN where the channel does not block).
+  // Takes one event of the channel and acknowledges it. 0, or an errno value; EAGAIN when none waits, since channels do not block.
   virtual int take_cq_event(ibv_comp_channel* channel) = 0;
   virtual int poll_cq(ibv_cq* cq, int count, ibv_wc* out) = 0;    // how many came, or negative
 
@@ -50,14 +50,21 @@ class VerbsApi {
   virtual int post_send(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) = 0;
 };
 
-// The system's library, opened once a process and kept, since providers leave threads and atfork handlers behind.
+// The system's library. It stays in the process once it is opened, since providers leave threads and atfork handlers behind; every
+// open() gives a table of the same functions.
 //
 // Fork: ibv_fork_init(3) is called before the first device is opened. Where the kernel copies pinned pages at a fork (Linux 5.12 and newer, rdma-
 // core 35 and newer) it does nothing; elsewhere registered pages are kept from children (MADV_DONTFORK), which is why whatever this library
-// registers of its own begins and ends on pages.
+// registers of its own begins and ends on pages. Where it comes too late, RDMA is refused: after a fork the device would write into pages
+// that this process no longer sees.
+//
+// What libibverbs writes to stderr, and no setting of its own turns off: at the first list of devices, a locked memory limit of 32 KiB or less (not
+// to root), and drivers that a file in /etc/libibverbs.d names and that do not load, where a device has no other. Redirecting the
+// process's stderr meanwhile would take other threads' words with it, so it is left.
 class VerbsLibrary {
  public:
-  // `name`: for tests. errors: kUnavailable with the loader's words, or naming the function that the library lacks.
+  // `name`: for tests. errors: kUnavailable with the loader's words, naming the function that the library lacks, or with why
+  // ibv_fork_init failed. Any thread.
   static Result<std::shared_ptr<VerbsApi>> open(const char* name = "libibverbs.so.1");
 };
 
