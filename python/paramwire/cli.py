@@ -18,6 +18,7 @@ from paramwire import Error, FallbackWarning, __version__
 from paramwire._core import crc_implementation
 from paramwire.cli_bench_options import add_harness, add_key_of_run
 from paramwire.cli_common import CliError, budget, byte_size, positive, row_range, seconds
+from paramwire.cli_softroce import add_softroce
 
 # Exit statuses: 0 done, 1 failed with one line on stderr, 2 wrong usage (argparse's own), 128 + signal when
 # interrupted.
@@ -40,6 +41,8 @@ COMMANDS = {
     "demo": "paramwire.cli_demo:demo",
     "key new": "paramwire.cli_key:new",
     "key show-id": "paramwire.cli_key:show_id",
+    "softroce run": "paramwire.cli_softroce:run",
+    "softroce build": "paramwire.cli_softroce:build",
     "bench fetch": "paramwire.cli_bench_fetch:bench_fetch",
     "bench latency": "paramwire.cli_bench_latency:bench_latency",
     "bench incast": "paramwire.cli_bench_incast:bench_incast",
@@ -232,6 +235,15 @@ def make_parser() -> argparse.ArgumentParser:
         made = actions.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
         made.set_defaults(run=COMMANDS["key " + name])
         add_key_command("key " + name, made)
+    softroce = command("softroce", "run a command with two RoCE devices on a machine that has no RDMA hardware")
+    deeds = softroce.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    for name, about in (
+        ("run", "run a command with the devices rx0 and rx1 up, here or in a guest, and return its status"),
+        ("build", "make the guest's kernel ahead of time"),
+    ):
+        made = deeds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
+        made.set_defaults(run=COMMANDS["softroce " + name])
+        add_softroce("softroce " + name, made)
     bench = command("bench", "measure against baselines in the same run")
     kinds = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="BENCHMARK", required=True)
     for name, about in (

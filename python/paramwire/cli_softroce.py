@@ -1,0 +1,108 @@
+"""`paramwire softroce`: a command with two RoCE devices, on a machine that has none."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from paramwire.cli_common import CliError, byte_size, positive, seconds
+
+# Exit statuses of `run` beside the command's own, as timeout(1) and env(1) have them.
+TIMED_OUT, NO_STATUS = 124, 125
+
+
+def add_softroce(name: str, parser: argparse.ArgumentParser) -> None:
+    if name == "softroce run":
+        add_run(parser)
+    elif name == "softroce build":
+        parser.add_argument(
+            "--deb", metavar="FILE", help="this package linux-image-*-amd64 instead of the newest of the package lists"
+        )
+    else:
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--where", choices=("auto", "host", "guest"), default="auto",
+                        help="on this kernel or in a QEMU guest; auto (default): here if that works")  # fmt: skip
+    parser.add_argument("--timeout", type=seconds, default=600.0, metavar="S",
+                        help="most seconds for the command, which is ended then (status 124; default 600)")  # fmt: skip
+    parser.add_argument("--out", metavar="DIR", help="folder that a guest may write: the host's own, at the same path")
+    parser.add_argument("--see", action="append", default=[], metavar="PATH",
+                        help="path below /tmp, /run or /dev/shm that a guest should see; may be repeated")  # fmt: skip
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", type=assignment,
+                        help="set this variable for the command; may be repeated")  # fmt: skip
+    parser.add_argument("--mtu", type=mtu, default=4200, metavar="N",
+                        help="of the two network devices (default 4200, which gives RDMA an MTU of 4096)")  # fmt: skip
+    parser.add_argument("--memory", type=byte_size, default=0, metavar="SIZE",
+                        help="of a guest (default: half of what is available, 1GiB to 4GiB)")  # fmt: skip
+    parser.add_argument("--cpus", type=positive, default=0, metavar="N", help="of a guest (default: 2 to 4)")
+    parser.add_argument("--accel", choices=("auto", "kvm", "tcg"), default="auto",
+                        help="of a guest: KVM or an emulated processor; auto (default): KVM if it works")  # fmt: skip
+    parser.add_argument("--console", action="store_true", help="show a guest's kernel messages, on stderr")
+    parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the command and its arguments")
+
+
+def assignment(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")
+    return name, value
+
+
+def mtu(text: str) -> int:
+    """256 is RDMA's smallest; veth takes up to 65535."""
+    if not text.isdecimal() or not 512 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 512 to 65535")
+    return int(text)
+
+
+def note(text: str) -> None:
+    print(f"paramwire: softroce: {text}", file=sys.stderr, flush=True)
+
+
+def run(options: argparse.Namespace) -> int:
+    from paramwire import softroce
+
+    command = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
+    if not command:
+        raise CliError("no command: paramwire softroce run -- CMD...")
+    wanted = softroce.Options(
+        command=command,
+        environment=dict(os.environ),
+        extra=dict(options.env),
+        where=options.where,
+        accelerator=options.accel,
+        out=options.out,
+        keep=options.see,
+        mtu=options.mtu,
+        memory_mib=options.memory >> 20,
+        cpus=options.cpus,
+        seconds=options.timeout,
+        console=2 if options.console else None,
+    )
+    sys.stdout.flush()
+    try:
+        return softroce.run(wanted, softroce.cache_folder(os.environ), note)
+    except softroce.CommandTimeout as error:
+        note(str(error))
+        return TIMED_OUT
+    except softroce.SoftRoceError as error:
+        note(str(error))
+        return NO_STATUS
+
+
+def build(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from paramwire import softroce
+    from paramwire.softroce import image
+
+    cache = softroce.cache_folder(os.environ)
+    try:
+        made = image.build(cache, note, Path(options.deb) if options.deb else None)
+    except softroce.SoftRoceError as error:
+        raise CliError(f"softroce: {error}") from None
+    print(f"kernel {made.release} ({made.package} {made.version}) in {made.folder}")
+    return 0
