@@ -4,6 +4,8 @@
 #include "paramwire/net/shm_link.hpp"
 #include "paramwire/net/tcp_link.hpp"
 #include "paramwire/net/udp_link.hpp"
+#include "paramwire/net/verbs_lib.hpp"
+#include "paramwire/net/verbs_link.hpp"
 #include "paramwire/wire/frame.hpp"
 
 #include <gtest/gtest.h>
@@ -26,6 +28,7 @@ struct Transport {
   // A link to whatever listens at a unix socket, for peers that misbehave.
   std::function<Result<std::unique_ptr<Link>>(const Endpoint&, Micros deadline)> connect_to;
   bool keyed = false;  // the server has a cluster key
+  bool needs_device = false;  // a real RDMA device of this machine: skipped where there is none
 };
 std::ostream& operator<<(std::ostream& out, const Transport& transport) { return out << transport.name; }
 
@@ -40,6 +43,10 @@ const std::shared_ptr<const ClusterKey>& cluster_key() {
 }
 Caller keyed_caller() { return {kClient, must(TlsContext::create(cluster_key()))}; }
 std::shared_ptr<InboundCredit> credit(std::uint64_t bytes = 2 * kLinkReceiveBuffer) { return std::make_shared<InboundCredit>(bytes); }
+
+std::shared_ptr<VerbsNode> devices_of_this_machine() {
+  return std::make_shared<VerbsNode>(VerbsWish{}, [] { return VerbsLibrary::open(); });
+}
 
 const std::vector<Transport>& transports() {
   static const std::vector<Transport> all = {
@@ -67,12 +74,22 @@ const std::vector<Transport>& transports() {
                                  credit(std::uint64_t{256} << 10), in_seconds(10));
        },
        [](const Endpoint& endpoint, Micros deadline) { return UdpLink::connect(endpoint, kClient, {}, {}, credit(), deadline); }},
+      {"verbs_on_a_device", [](const Rig& rig, const OmittedReadChecks& omitted) { return VerbsLink::connect(rig.tcp_endpoint(), kClient, rig.server->incarnation(), {.omitted = omitted}, devices_of_this_machine(), in_seconds(20)); },
+       [](const Endpoint& endpoint, Micros deadline) { return VerbsLink::connect(endpoint, kClient, {}, {}, devices_of_this_machine(), deadline); }, false, true},
+      {"verbs_with_a_key_and_small_slices", [](const Rig& rig, const OmittedReadChecks& omitted) { return VerbsLink::connect(rig.tcp_endpoint(), keyed_caller(), rig.server->incarnation(), {.omitted = omitted, .busy_poll = true, .slice = 8192, .staging = 65536}, devices_of_this_machine(), in_seconds(20)); },
+       [](const Endpoint& endpoint, Micros deadline) { return VerbsLink::connect(endpoint, keyed_caller(), {}, {}, devices_of_this_machine(), deadline); }, true, true},
   };
   return all;
 }
 
 class TransportTest : public ::testing::TestWithParam<Transport> {
  protected:
+  void SetUp() override {
+    if (!GetParam().needs_device) return;
+    const auto choices = devices_of_this_machine()->choices({});
+    if (!choices.ok()) GTEST_SKIP() << choices.error().message();
+  }
+
   std::unique_ptr<Link> connect(const OmittedReadChecks& omitted = {}) { return must(GetParam().connect(rig_, omitted)); }
 
   // Reads `range` of `tensor` and returns the bytes, or the failure.

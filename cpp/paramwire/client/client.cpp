@@ -237,6 +237,13 @@ Result<std::vector<std::pair<std::string, std::uint64_t>>> Client::server_stats(
   return std::move(stats.values);
 }
 
+Result<BufferRegistration> Client::register_buffer(std::span<std::byte> buffer) {
+  PARAMWIRE_CHECK(impl_->check_usable());
+  const std::shared_ptr<VerbsNode> node = impl_->verbs();
+  PARAMWIRE_TRY(id, node->add(buffer));
+  return BufferRegistration([node, id] { node->remove(id); });
+}
+
 ClientStats Client::stats() const { return impl_->stats(); }
 NamedHistograms Client::durations() const { return impl_->durations(); }
 const ClientOptions& Client::options() const noexcept { return impl_->options(); }

@@ -20,18 +20,22 @@
 #include "paramwire/wire/manifest.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace paramwire {
 
+class VerbsApi;
+
 struct ClientOptions {
-  std::string transport = "auto";            // "auto": the first of shm, udp, tcp that works, with the reasons in stats(); "shm", "udp", "tcp": pinned
-  std::string small_transport;               // of fetches up to small_bytes: "" as `transport` (with "auto" udp beside tcp), "same", "shm", "udp", "tcp"
+  std::string transport = "auto";            // "auto": the first of shm, verbs, udp, tcp that works, with the reasons in stats(); or one of them, pinned
+  std::string small_transport;               // of fetches up to small_bytes: "" as `transport` (with "auto" udp beside tcp), "same", or pinned as above
   std::uint64_t small_bytes = 64 * 1024;     // of all blocks of one fetch together
   bool strict = false;                       // "auto": kUnavailable instead of going on without a transport that should work here
   Micros timeout = 30 * kMicrosPerSecond;    // of calls that bring none
@@ -39,7 +43,10 @@ struct ClientOptions {
   bool verify = true;                        // false only to measure a transport bare: then nothing is checked (OmittedReadChecks::crc)
   std::string key_file;                      // the cluster key: a file that ClusterKey::load takes,
   std::shared_ptr<const ClusterKey> key;     // or a loaded one; not both. Both empty: no key, TCP goes without TLS
-  bool busy_poll = false;                    // udp: a fetch spins instead of sleeping; a whole core while it waits (stats().link.datagram.busy_poll_us)
+  bool busy_poll = false;                    // udp, verbs: a fetch spins instead of sleeping; a whole core while it waits
+  std::string verbs_device;                  // RDMA device to use, "rx0", or with its port "rx0:1"; empty: chosen by the route to the server
+  std::optional<std::uint32_t> verbs_gid_index;  // of that device's port
+  std::function<Result<std::shared_ptr<VerbsApi>>()> verbs_library = nullptr;  // for tests: another provider than libibverbs
   bool drop_view_pages = false;              // a released view gives its shared pages back: for readers under a memory budget
   std::shared_ptr<Trace> trace;              // spans of this client and of engines over its snapshots; none: nothing is recorded
 };
@@ -82,7 +89,7 @@ struct RejectedTransport {
 };
 
 struct ClientStats {
-  std::string transport;                     // in use: "shm", "udp" or "tcp"
+  std::string transport;                     // in use: "shm", "verbs", "udp" or "tcp"
   std::string small_transport;               // in use for fetches up to small_bytes
   std::vector<RejectedTransport> rejected;   // transports not used, in order of preference
   LinkStats link;                            // sums over all links of this client
@@ -184,6 +191,29 @@ struct PublishOptions {
   std::optional<Micros> timeout;
 };
 
+// Memory that RDMA READs go straight into while this lives; elsewhere it has no effect. The owner of the bytes keeps them as long. Move-only; may
+// outlive the client.
+class BufferRegistration {
+ public:
+  BufferRegistration() = default;
+  BufferRegistration(BufferRegistration&& other) noexcept : release_(std::exchange(other.release_, nullptr)) {}
+  BufferRegistration& operator=(BufferRegistration&& other) noexcept {
+    release();
+    release_ = std::exchange(other.release_, nullptr);
+    return *this;
+  }
+  ~BufferRegistration() { release(); }
+  // Not while a fetch reads into it. Idempotent.
+  void release() noexcept {
+    if (release_) std::exchange(release_, nullptr)();
+  }
+
+ private:
+  friend class Client;
+  explicit BufferRegistration(std::function<void()> release) : release_(std::move(release)) {}
+  std::function<void()> release_;
+};
+
 class Client {
  public:
   // `address`: "tcp://HOST:PORT", "HOST:PORT" or "unix:PATH".
@@ -199,6 +229,11 @@ class Client {
   Result<std::unique_ptr<Publisher>> publish(const PublishOptions& options);
   // Name and value of the server's counters.
   Result<std::vector<std::pair<std::string, std::uint64_t>>> server_stats(CallOptions options = {});
+
+  // Fetch targets inside of `buffer` are then written by the device itself; others go through a staging buffer of 4 MiB a link, with one copy. Worth
+  // it for large targets that are fetched into again and again: registering pins the pages, at some milliseconds for 16 MiB.
+  // errors: kInvalid for an empty buffer; with verbs in use: kUnavailable for memory that can't be registered, kBackpressure naming RLIMIT_MEMLOCK.
+  Result<BufferRegistration> register_buffer(std::span<std::byte> buffer);
 
   ClientStats stats() const;
   // How long calls took, in ns, failed ones included: "fetch" (of a snapshot, of the newest, and of tickets), "view", "snapshot",

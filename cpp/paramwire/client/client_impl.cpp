@@ -161,7 +161,7 @@ Result<ClientImpl::Opened> ClientImpl::open_snapshot(const std::optional<Version
   const auto milliseconds = [](Micros span) { return static_cast<std::uint32_t>(std::clamp<Micros>(span / 1000, 0, 0xffffffff)); };
   message.lease_ttl_ms = milliseconds(lease_ttl);
   message.wait_ms = milliseconds(std::min(wait, until - steady_clock().now()));
-  message.locators = paths_.has(Transport::kShm);
+  message.locators = paths_.has(Transport::kShm) || paths_.has(Transport::kVerbs);
   const Micros sent = steady_clock().now();
   PARAMWIRE_TRY(answer, call([&](std::uint64_t request) { return message.encode(request); }, FrameType::kManifest, until));
   PARAMWIRE_TRY(head, ManifestMessage::decode(answer.meta));
@@ -537,7 +537,7 @@ ClientStats ClientImpl::stats() const {
   out.transport = transport_name(paths_.bulk());
   out.small_transport = transport_name(paths_.small());
   out.rejected = paths_.rejected();
-  for (const Transport transport : {Transport::kShm, Transport::kUdp, Transport::kTcp}) {
+  for (const Transport transport : {Transport::kShm, Transport::kVerbs, Transport::kUdp, Transport::kTcp}) {
     if (!paths_.has(transport)) continue;
     LinkStats link = paths_.stats(transport);
     if (transport == Transport::kShm) link = link + views;

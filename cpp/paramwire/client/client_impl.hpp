@@ -72,6 +72,7 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   Result<BlockView> view(const HeldManifest& held, const BlockRead& what);
   Result<ControlLink::Answer> call(const std::function<Bytes(std::uint64_t request)>& encode, FrameType expected, Micros deadline);
 
+  const std::shared_ptr<VerbsNode>& verbs() const noexcept { return paths_.verbs(); }
   ClientStats stats() const;
   NamedHistograms durations() const;
   Incarnation incarnation() const;

@@ -33,9 +33,28 @@ DatagramStats sum(const DatagramStats& a, const DatagramStats& b) noexcept {
   return out;
 }
 
+VerbsStats sum(const VerbsStats& a, const VerbsStats& b) noexcept {
+  VerbsStats out = a;
+  out.reads += b.reads;
+  out.doorbells += b.doorbells;
+  out.headers += b.headers;
+  out.direct_bytes += b.direct_bytes;
+  out.control_calls += b.control_calls;
+  out.sleeps += b.sleeps;
+  out.failures += b.failures;
+  if (b.failures > 0) out.failed_status = b.failed_status;
+  out.regions = std::max(a.regions, b.regions);
+  out.mtu_bytes = std::max(a.mtu_bytes, b.mtu_bytes);
+  out.slice_bytes = std::max(a.slice_bytes, b.slice_bytes);
+  out.reads_on_wire = std::max(a.reads_on_wire, b.reads_on_wire);
+  out.gid_index = std::max(a.gid_index, b.gid_index);
+  out.staging_bytes = std::max(a.staging_bytes, b.staging_bytes);
+  return out;
+}
+
 }  // namespace
 
-LinkStats operator+(const LinkStats& a, const LinkStats& b) noexcept {
+LinkStats operator+(const LinkStats& a, const LinkStats& b) {
   LinkStats out = a;
   out.reads += b.reads;
   out.bytes += b.bytes;
@@ -46,6 +65,8 @@ LinkStats operator+(const LinkStats& a, const LinkStats& b) noexcept {
   out.views += b.views;
   out.views_verified += b.views_verified;
   out.datagram = sum(a.datagram, b.datagram);
+  out.verbs = sum(a.verbs, b.verbs);
+  if (!b.path.empty()) out.path = b.path;
   return out;
 }
 

@@ -65,6 +65,6 @@ class LinkPool {
   LinkStats dropped_;
 };
 
-LinkStats operator+(const LinkStats& a, const LinkStats& b) noexcept;
+LinkStats operator+(const LinkStats& a, const LinkStats& b);
 
 }  // namespace paramwire

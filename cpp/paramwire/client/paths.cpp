@@ -5,6 +5,8 @@
 #include "paramwire/net/shm_link.hpp"
 #include "paramwire/net/tcp_link.hpp"
 #include "paramwire/net/udp_link.hpp"
+#include "paramwire/net/verbs_lib.hpp"
+#include "paramwire/net/verbs_link.hpp"
 
 #include <algorithm>
 
@@ -21,30 +23,38 @@ constexpr Micros kUdpTrial = kMicrosPerSecond;
 // the kernel grows by itself, is faster over any path longer than a cable.
 constexpr std::uint64_t kUdpBulkBuffer = std::uint64_t{8} << 20;
 
-bool known(std::string_view name) { return name == "shm" || name == "udp" || name == "tcp"; }
+// As many as the tries of a link whose first ways fail, each noticed in half a second.
+constexpr Micros kVerbsTrial = 5 * kMicrosPerSecond;
 
-Transport transport_of(std::string_view name) { return name == "shm" ? Transport::kShm : name == "udp" ? Transport::kUdp : Transport::kTcp; }
+constexpr std::array<std::string_view, kTransports> kNames = {"shm", "verbs", "udp", "tcp"};
+constexpr std::array<Transport, kTransports> kInOrder = {Transport::kShm, Transport::kVerbs, Transport::kUdp, Transport::kTcp};
+
+std::optional<Transport> transport_of(std::string_view name) {
+  for (const Transport transport : kInOrder) {
+    if (transport_name(transport) == name) return transport;
+  }
+  return std::nullopt;
+}
 
 }  // namespace
 
-std::string_view transport_name(Transport transport) noexcept {
-  return transport == Transport::kShm ? "shm" : transport == Transport::kUdp ? "udp" : "tcp";
-}
+std::string_view transport_name(Transport transport) noexcept { return kNames[static_cast<std::size_t>(transport)]; }
 
 Paths::Paths(const Endpoint& endpoint, const ClientOptions& options, const Caller& caller, std::function<Incarnation()> incarnation)
     : endpoint_(endpoint), options_(options), caller_(caller), incarnation_(std::move(incarnation)),
-      credit_(std::make_shared<InboundCredit>(2 * std::uint64_t{kLinkReceiveBuffer})) {
-  for (const Transport transport : {Transport::kShm, Transport::kUdp, Transport::kTcp}) {
+      credit_(std::make_shared<InboundCredit>(2 * std::uint64_t{kLinkReceiveBuffer})),
+      verbs_(std::make_shared<VerbsNode>(VerbsWish{options.verbs_device, options.verbs_gid_index}, options.verbs_library ? options.verbs_library : [] { return VerbsLibrary::open(); })) {
+  for (const Transport transport : kInOrder) {
     pools_[static_cast<std::size_t>(transport)] = std::make_unique<LinkPool>([this, transport](Micros until) { return open(transport, until); }, kLinksMax);
   }
 }
 
 Status Paths::check(const ClientOptions& options) {
-  if (options.transport != "auto" && !known(options.transport)) {
-    return Error(Code::kInvalid, cat("unknown transport \"", options.transport, "\"; known: auto, shm, udp, tcp"));
+  if (options.transport != "auto" && !transport_of(options.transport)) {
+    return Error(Code::kInvalid, cat("unknown transport \"", options.transport, "\"; known: auto, shm, verbs, udp, tcp"));
   }
-  if (!options.small_transport.empty() && options.small_transport != "same" && !known(options.small_transport)) {
-    return Error(Code::kInvalid, cat("unknown small_transport \"", options.small_transport, "\"; known: same, shm, udp, tcp"));
+  if (!options.small_transport.empty() && options.small_transport != "same" && !transport_of(options.small_transport)) {
+    return Error(Code::kInvalid, cat("unknown small_transport \"", options.small_transport, "\"; known: same, shm, verbs, udp, tcp"));
   }
   return {};
 }
@@ -78,50 +88,68 @@ Status Paths::try_udp(Micros deadline, bool& failed) {
   return link.ok() ? Status() : std::move(link).error();
 }
 
-Result<Transport> Paths::choose_bulk(const ServerFacts& facts, Micros deadline) {
+Status Paths::try_verbs(Micros deadline, bool& failed) {
+  // Before a connection is made for it: most hosts have no device.
+  failed = false;
+  PARAMWIRE_CHECK(verbs_->choices({}));
+  auto link = pool(Transport::kVerbs).borrow(deadline);
+  // A server that has no device says so. Locked memory that is not enough, or a path that does not carry what both ends offer, is a failure.
+  failed = !link.ok() && link.error().code() != Code::kUnavailable;
+  return link.ok() ? Status() : std::move(link).error();
+}
+
+Status Paths::attempt(Transport transport, const ServerFacts& facts, Micros deadline) {
   const bool any = options_.transport == "auto";
+  const auto within = [&](Micros trial) { return any ? std::min(deadline, steady_clock().now() + trial) : deadline; };
   bool failed = false;
-  if (any || options_.transport == "shm") {
-    const Status status = try_shm(facts, deadline, failed);
-    shm_works_ = status.ok();
-    if (status.ok()) return Transport::kShm;
-    reject(Transport::kShm, status.error(), failed);
+  Status status;
+  switch (transport) {
+    case Transport::kShm: status = try_shm(facts, deadline, failed); break;
+    case Transport::kVerbs: status = try_verbs(within(kVerbsTrial), failed); break;
+    case Transport::kUdp: status = try_udp(within(kUdpTrial), failed); break;
+    case Transport::kTcp: break;
   }
-  if (any || options_.transport == "udp") {
-    const Micros until = any ? std::min(deadline, steady_clock().now() + kUdpTrial) : deadline;
-    const Status status = try_udp(until, failed);
-    udp_works_ = status.ok();
-    if (status.ok()) {
-      const std::uint64_t buffer = pool(Transport::kUdp).stats().datagram.receive_buffer_bytes;
-      if (!any || buffer >= kUdpBulkBuffer) return Transport::kUdp;
-      reject(Transport::kUdp, Error(Code::kUnavailable, cat("for small fetches only: a socket here gets ", buffer, " bytes of receive buffer, large fetches need ",
-                                                            kUdpBulkBuffer, ": sysctl -w net.core.rmem_max=", kUdpBulkBuffer / 2)), false);
-    } else {
-      // Pinned, what the server or the network said goes to the caller as it is.
-      if (!any && status.error().code() != Code::kUnavailable) return status.error();
-      reject(Transport::kUdp, status.error(), failed);
-    }
+  works_[static_cast<std::size_t>(transport)] = status.ok();
+  if (!status.ok()) reject(transport, status.error(), failed);
+  return status;
+}
+
+// Room on the way to this host for a window of large fetches.
+Status Paths::try_udp_bulk() {
+  const std::uint64_t buffer = pool(Transport::kUdp).stats().datagram.receive_buffer_bytes;
+  if (buffer >= kUdpBulkBuffer) return {};
+  return Error(Code::kUnavailable, cat("for small fetches only: a socket here gets ", buffer, " bytes of receive buffer, large fetches need ", kUdpBulkBuffer,
+                                       ": sysctl -w net.core.rmem_max=", kUdpBulkBuffer / 2));
+}
+
+Result<Transport> Paths::choose_bulk(const ServerFacts& facts, Micros deadline) {
+  if (const auto pinned = transport_of(options_.transport)) {
+    const Status status = attempt(*pinned, facts, deadline);
+    if (status.ok()) return *pinned;
+    // What the server or the network said goes to the caller as it is.
+    if (*pinned != Transport::kShm && status.error().code() != Code::kUnavailable) return status.error();
+    return unavailable("transport", options_.transport);
   }
-  if (any || options_.transport == "tcp") return Transport::kTcp;
-  return unavailable("transport", options_.transport);
+  for (const Transport transport : kInOrder) {
+    if (!attempt(transport, facts, deadline).ok()) continue;
+    if (transport != Transport::kUdp) return transport;
+    const Status room = try_udp_bulk();
+    if (room.ok()) return transport;
+    reject(transport, room.error(), false);
+  }
+  return Transport::kTcp;
 }
 
 Result<Transport> Paths::choose_small(const ServerFacts& facts, Micros deadline) {
   if (options_.small_transport.empty() || options_.small_transport == "same") {
-    const bool beside = options_.small_transport.empty() && options_.transport == "auto" && bulk_ == Transport::kTcp && udp_works_ == true;
+    const bool beside = options_.small_transport.empty() && options_.transport == "auto" && bulk_ == Transport::kTcp && works_[static_cast<std::size_t>(Transport::kUdp)] == true;
     return beside ? Transport::kUdp : bulk_;
   }
-  const Transport wanted = transport_of(options_.small_transport);
+  const Transport wanted = *transport_of(options_.small_transport);
   if (wanted == bulk_ || wanted == Transport::kTcp) return wanted;
-  std::optional<bool>& works = wanted == Transport::kShm ? shm_works_ : udp_works_;
-  if (!works) {
-    bool failed = false;
-    const Status status = wanted == Transport::kShm ? try_shm(facts, deadline, failed) : try_udp(deadline, failed);
-    works = status.ok();
-    if (!status.ok()) reject(wanted, status.error(), failed);
-  }
-  if (!*works) return unavailable("small_transport", options_.small_transport);
-  return wanted;
+  const std::optional<bool> works = works_[static_cast<std::size_t>(wanted)];
+  if (works ? *works : attempt(wanted, facts, deadline).ok()) return wanted;
+  return unavailable("small_transport", options_.small_transport);
 }
 
 Error Paths::unavailable(std::string_view option, std::string_view wanted) const {
@@ -150,6 +178,12 @@ Status Paths::choose(const ServerFacts& facts, Micros deadline) {
 Result<std::unique_ptr<Link>> Paths::open(Transport transport, Micros deadline) const {
   switch (transport) {
     case Transport::kShm: return open_shm_alone(deadline);
+    case Transport::kVerbs: {
+      VerbsOptions options;
+      options.omitted.crc = !options_.verify;
+      options.busy_poll = options_.busy_poll;
+      return VerbsLink::connect(endpoint_, caller_, incarnation_(), options, verbs_, deadline);
+    }
     case Transport::kUdp: {
       UdpOptions options;
       options.omitted.crc = !options_.verify;

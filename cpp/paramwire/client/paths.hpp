@@ -1,8 +1,8 @@
 // How bytes come to one client: a transport for large fetches and one for small ones, chosen at connect, with the reason for each that was not.
 //
-//   transport       "auto": the first of shm, udp, tcp that works, where udp must have room for a full window on its way (else it is for
-//                   small fetches only); "shm", "udp", "tcp": pinned
-//   small_transport ""/"same": as the large ones, but with "auto" udp where it works and large fetches go by tcp; "shm", "udp", "tcp": pinned
+//   transport       "auto": the first of shm, verbs, udp, tcp that works, where udp must have room for a full window on its way (else it is for
+//                   small fetches only); "shm", "verbs", "udp", "tcp": pinned
+//   small_transport ""/"same": as the large ones, but with "auto" udp where it works and large fetches go by tcp; or pinned, as above
 //
 // A fetch goes one way whole: small when its bytes together are at most `small_bytes`. Chosen once: a lost server is a lost server, not a
 // reason to go on slower unseen.
@@ -13,6 +13,7 @@
 #include "paramwire/client/link_pool.hpp"
 #include "paramwire/net/control_link.hpp"
 #include "paramwire/net/pull_window.hpp"
+#include "paramwire/net/verbs_node.hpp"
 
 #include <array>
 #include <cstdint>
@@ -27,7 +28,8 @@
 namespace paramwire {
 
 // In order of preference.
-enum class Transport : std::uint8_t { kShm, kUdp, kTcp };
+enum class Transport : std::uint8_t { kShm, kVerbs, kUdp, kTcp };
+inline constexpr std::size_t kTransports = 4;
 std::string_view transport_name(Transport transport) noexcept;
 
 class Paths {
@@ -49,6 +51,8 @@ class Paths {
   Transport small() const noexcept { return small_; }
   bool has(Transport transport) const noexcept { return bulk_ == transport || small_ == transport; }
   const std::vector<RejectedTransport>& rejected() const noexcept { return rejected_; }
+  // Buffers that reads of verbs links go straight into.
+  const std::shared_ptr<VerbsNode>& verbs() const noexcept { return verbs_; }
   LinkStats stats(Transport transport) const { return pool(transport).stats(); }
 
   // Idle links end; those of the next generation are of the server that answers now, whose unix socket may be another one.
@@ -58,9 +62,12 @@ class Paths {
  private:
   LinkPool& pool(Transport transport) const noexcept { return *pools_[static_cast<std::size_t>(transport)]; }
   Result<std::unique_ptr<Link>> open(Transport transport, Micros deadline) const;
-  // Whether a link of that kind can be had; the first one waits in its pool then.
+  // Whether a link of that kind can be had; the first one waits in its pool then. What can't is put down as rejected.
+  Status attempt(Transport transport, const ServerFacts& facts, Micros deadline);
   Status try_shm(const ServerFacts& facts, Micros deadline, bool& failed);
+  Status try_verbs(Micros deadline, bool& failed);
   Status try_udp(Micros deadline, bool& failed);
+  Status try_udp_bulk();
   Result<Transport> choose_bulk(const ServerFacts& facts, Micros deadline);
   Result<Transport> choose_small(const ServerFacts& facts, Micros deadline);
   void reject(Transport transport, const Error& error, bool failed);
@@ -74,9 +81,10 @@ class Paths {
   mutable std::mutex mutex_;
   Endpoint local_;                               // the server's unix socket, for shm; under the mutex
   Transport bulk_ = Transport::kTcp, small_ = Transport::kTcp;
-  std::optional<bool> shm_works_, udp_works_;    // as far as tried
+  std::array<std::optional<bool>, kTransports> works_;  // as far as tried
   std::vector<RejectedTransport> rejected_;
-  std::array<std::unique_ptr<LinkPool>, 3> pools_;
+  const std::shared_ptr<VerbsNode> verbs_;
+  std::array<std::unique_ptr<LinkPool>, kTransports> pools_;
 };
 
 }  // namespace paramwire

@@ -10,7 +10,7 @@
 //
 // Order, for each block: all of its payload has arrived, only then is its header asked for; the block counts if that header vouches for it and the
 // payload's CRC is the manifest's. A header asked for together with the payload proves nothing, since a NIC reads memory in any order.
-// Blocks of a batch are under way side by side, each in its own step. Source of the protocol: wire/FORMAT.md, "Reading a slot".
+// Blocks of a batch are under way side by side, each in its own step. Source of the protocol: wire/FORMAT.md, "One-sided protocol".
 #pragma once
 
 #include "paramwire/base/error.hpp"

@@ -3,7 +3,7 @@
 // Order is the proof: payload first, complete; then the header; the bytes count only if the header is whole, its seq is the
 // locator's, its block, version and epoch are the manifest's, and the payload's CRC is the manifest's. A header read in one
 // go with the payload proves nothing, since neither PCIe nor a store buffer keeps the two in order. Source: wire/FORMAT.md,
-// "Reading a slot"; the fences of the writer are in store/slot_table.cpp.
+// "One-sided protocol"; the fences of the writer are in store/slot_table.cpp.
 #pragma once
 
 #include "paramwire/base/buffer.hpp"

@@ -1,5 +1,5 @@
 // What every reader of slots compares, whatever brings it the bytes: net/slot_reader for memory that answers at once, net/one_sided_reader for
-// memory that answers late. Source: wire/FORMAT.md, "Reading a slot". One thread.
+// memory that answers late. Source: wire/FORMAT.md, "One-sided protocol". One thread.
 #pragma once
 
 #include "paramwire/base/error.hpp"

@@ -1,5 +1,6 @@
 // The transport seam is a verified block read, not raw memory: a link takes blocks that a manifest promised and hands out
-// either exactly those bytes or an error. Implementations: shm (one-sided, same host), udp (pulled by datagrams), tcp (reference, anywhere).
+// either exactly those bytes or an error. Implementations: shm (one-sided, same host), verbs (one-sided, RDMA), udp (pulled by datagrams), tcp
+// (reference, anywhere).
 //
 // A link is the client side of one transport to one server. Links are synchronous: who wants to overlap uses a second
 // thread (client/fetcher.hpp); a batch is pipelined inside.
@@ -64,6 +65,24 @@ struct DatagramStats {
   std::uint64_t round_trip_us = 0;
 };
 
+// What the RDMA path did. The last six are gauges: sums over links take the largest.
+struct VerbsStats {
+  std::uint64_t reads = 0;             // READs posted
+  std::uint64_t doorbells = 0;         // times that something was posted
+  std::uint64_t headers = 0;           // READs of slot headers among them
+  std::uint64_t direct_bytes = 0;      // read straight into registered targets; the rest went through staging buffers
+  std::uint64_t regions = 0;           // of the server's memory, heard of
+  std::uint64_t control_calls = 0;     // questions to the server, connecting included
+  std::uint64_t sleeps = 0;            // waits that did not only spin
+  std::uint64_t failures = 0;          // READs that failed; the connection went with each
+  std::uint64_t failed_status = 0;     // of the last one: enum ibv_wc_status, 12 is "transport retry counter exceeded"
+  std::uint64_t mtu_bytes = 0;
+  std::uint64_t slice_bytes = 0;
+  std::uint64_t reads_on_wire = 0;     // at once, what both devices can
+  std::uint64_t gid_index = 0;
+  std::uint64_t staging_bytes = 0;     // of each link
+};
+
 struct LinkStats {
   std::uint64_t reads = 0;             // blocks or ranges asked for
   std::uint64_t bytes = 0;             // raw bytes handed out, verified
@@ -74,6 +93,8 @@ struct LinkStats {
   std::uint64_t views = 0;             // zero-copy views given
   std::uint64_t views_verified = 0;    // first views, whose CRC was run
   DatagramStats datagram;              // of udp
+  VerbsStats verbs;                    // of verbs
+  std::string path{};                  // of verbs: both ends, device, port and GID of each; sums over links take the last that has one
 };
 
 // A zero-copy view of a block, or of a range: the bytes stay put until release(), whatever is published meanwhile.
@@ -110,7 +131,7 @@ void release_views(std::span<BlockView> views) noexcept;
 class Link {
  public:
   virtual ~Link() = default;
-  virtual std::string_view transport() const noexcept = 0;  // "shm", "udp", "tcp"
+  virtual std::string_view transport() const noexcept = 0;  // "shm", "verbs", "udp", "tcp"
   virtual bool one_sided() const noexcept = 0;              // needs locators
 
   // Reads every item of `batch`; each gets its `result`. threads: one at a time. blocks: until all are done or `deadline`
@@ -119,7 +140,7 @@ class Link {
   virtual bool broken() const noexcept = 0;
 
   // A view of `range` of the block; the whole block is verified once per (slot, seq, version) by this link.
-  // errors: kUnavailable when the transport can't (udp, tcp); kBackpressure naming the pin limit; as BlockRead::result otherwise.
+  // errors: kUnavailable when the transport can't (verbs, udp, tcp); kBackpressure naming the pin limit; as BlockRead::result otherwise.
   virtual Result<BlockView> view(const ManifestEntry& entry, const Locator& locator, ByteRange range) = 0;
 
   virtual LinkStats stats() const = 0;

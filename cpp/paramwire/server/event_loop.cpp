@@ -1,6 +1,7 @@
 #include "paramwire/server/event_loop.hpp"
 
 #include "paramwire/base/text.hpp"
+#include "paramwire/net/verbs_address.hpp"
 
 #include <algorithm>
 #include <array>
@@ -181,6 +182,7 @@ void EventLoop::admit(Socket socket, std::size_t listener, Micros now) {
   auto connection = std::make_unique<Connection>(id, std::move(socket), local, now);
   Connection& added = *connection;
   if (listener < limits_.udp_ports.size()) added.session().set_udp_port(limits_.udp_ports[listener]);
+  added.session().set_local_address(gid_of(DatagramAddress::local_of(added.fd())));
   if (connections_.size() >= limits_.connections_max && core_->tls) make_room(now);
   const bool full = connections_.size() >= limits_.connections_max;
   if (full) {

@@ -130,6 +130,8 @@ void Handlers::on_closed(Session& session, Micros now) {
   session.put_.reset();
   if (session.udp_session_ != 0 && options_.datagrams != nullptr) options_.datagrams->close(session.udp_session_);
   session.udp_session_ = 0;
+  if (session.verbs_) options_.verbs->close(session.connection_);
+  session.verbs_ = false;
   for (const Outgoing& outgoing : session.outgoing) sent(outgoing, now);
   session.outgoing.clear();
   session.waits_.clear();
@@ -149,6 +151,8 @@ Status Handlers::dispatch(Session& session, FrameType type, std::uint64_t reques
     case FrameType::kArena: return on_arena(session, request, meta);
     case FrameType::kPins: return on_pins(session, request);
     case FrameType::kUdpOpen: return on_udp_open(session, request);
+    case FrameType::kVerbsOpen:
+    case FrameType::kVerbsRegions: return on_verbs(session, type, request, meta);
     case FrameType::kRenew: {
       PARAMWIRE_TRY(message, LeaseMessage::decode(meta));
       PARAMWIRE_CHECK(store_.renew(message.lease, static_cast<Micros>(message.ttl_ms) * 1000, now));
@@ -305,6 +309,21 @@ Status Handlers::on_udp_open(Session& session, std::uint64_t request) {
   if (session.udp_session_ != 0) options_.datagrams->close(session.udp_session_);
   session.udp_session_ = opened.session;
   reply(session, opened.encode(request));
+  return {};
+}
+
+Status Handlers::on_verbs(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta) {
+  if (options_.verbs == nullptr) return Error(Code::kUnavailable, cat("this server can't be read by RDMA: ", options_.no_verbs));
+  if (type == FrameType::kVerbsOpen) {
+    PARAMWIRE_TRY(open, VerbsOpenMessage::decode(meta));
+    session.verbs_ = true;
+    PARAMWIRE_TRY(ready, options_.verbs->open(session.connection_, open, session.local_address_));
+    reply(session, ready.encode(request));
+    return {};
+  }
+  PARAMWIRE_TRY(ask, VerbsRegionsMessage::decode(meta));
+  PARAMWIRE_TRY(list, options_.verbs->regions(session.connection_, ask, tier_));
+  reply(session, list.encode(request));
   return {};
 }
 

@@ -9,6 +9,7 @@
 #include "paramwire/base/stream_filter.hpp"
 #include "paramwire/control/coordinator.hpp"
 #include "paramwire/server/udp_responder.hpp"
+#include "paramwire/server/verbs_endpoint.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/wire/frame.hpp"
 #include "paramwire/wire/message.hpp"
@@ -57,6 +58,8 @@ class Session {
   bool greeted() const noexcept { return greeted_; }
   // The server's UDP port at the address that this connection reached; 0: none there.
   void set_udp_port(std::uint16_t port) noexcept { udp_port_ = port; }
+  // The address of this host that the connection reached; none over a unix socket.
+  void set_local_address(const std::optional<Gid>& address) noexcept { local_address_ = address; }
   std::uint32_t peer_pid() const noexcept { return peer_pid_; }
 
   // A key that this server and the client of this connection alone can derive (RFC 8446 7.5), other ones for each label and context;
@@ -92,6 +95,8 @@ class Session {
   std::vector<Wait> waits_;
   std::uint16_t udp_port_ = 0;
   std::uint64_t udp_session_ = 0;               // 0: none was opened
+  std::optional<Gid> local_address_;
+  bool verbs_ = false;                          // a queue pair was asked for
 };
 
 struct HandlerOptions {
@@ -102,6 +107,8 @@ struct HandlerOptions {
   Micros wait_max = 60 * kMicrosPerSecond;
   DatagramDoor* datagrams = nullptr;        // opens UDP sessions; nullptr: this server takes no datagrams
   std::string no_datagrams = "it was started without";  // why, for error texts
+  VerbsDoor* verbs = nullptr;               // opens queue pairs; nullptr: this server can't be read by RDMA
+  std::string no_verbs = "it was started without";
   std::function<Result<std::uint64_t>()> random = system_random;  // for publish ids; the simulation brings its own
 };
 
@@ -147,6 +154,7 @@ class Handlers {
   Status on_arena(Session& session, std::uint64_t request, std::span<const std::byte> meta);
   Status on_pins(Session& session, std::uint64_t request);
   Status on_udp_open(Session& session, std::uint64_t request);
+  Status on_verbs(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta);
   Status on_publish(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now);
   Result<PutSlot> begin_put(const PutMessage& put, std::uint64_t body_size, Micros now);
   void on_stat(Session& session, std::uint64_t request);

@@ -3,6 +3,7 @@
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/host_identity.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/net/verbs_lib.hpp"
 #include "paramwire/server/event_loop.hpp"
 #include "paramwire/server/server_core.hpp"
 #include "paramwire/server/udp_endpoint.hpp"
@@ -127,6 +128,22 @@ std::vector<std::uint16_t> ports_of(const std::vector<Listener>& listeners, cons
   return ports;
 }
 
+// A pinned device must be there; "auto" says why there is none.
+Status open_verbs(const ServerOptions& options, ServerCore& core, HandlerOptions& handlers, TierOptions& tier) {
+  if (options.verbs == "off") return {};
+  const bool any = options.verbs == "auto";
+  auto library = options.verbs_library ? options.verbs_library() : VerbsLibrary::open();
+  auto endpoint = library.ok() ? VerbsEndpoint::create(*library, {any ? "" : options.verbs, options.verbs_gid_index}) : Result<std::unique_ptr<VerbsEndpoint>>(library.error());
+  if (!endpoint.ok()) {
+    handlers.no_verbs = endpoint.error().message();
+    return any && endpoint.error().code() != Code::kInvalid ? Status() : Status(std::move(endpoint).error());
+  }
+  core.verbs = std::move(*endpoint);
+  handlers.verbs = core.verbs.get();
+  tier.commit_bytes = std::max(tier.commit_bytes, kRegionBytes);
+  return {};
+}
+
 }  // namespace
 
 Server::Server() = default;
@@ -153,7 +170,9 @@ Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
 
   auto core = std::make_shared<ServerCore>();
   PARAMWIRE_TRY(coordinator, open_coordinator(options.coordinator));
-  PARAMWIRE_TRY(tier, open_tier(options.tier, options.tier_options));
+  TierOptions tier_options = options.tier_options;
+  PARAMWIRE_CHECK(open_verbs(options, *core, handler_options, tier_options));
+  PARAMWIRE_TRY(tier, open_tier(options.tier, tier_options));
   server->epoch_ = coordinator->epoch();
   core->trace = options.trace;
   core->tls = std::move(tls);
@@ -243,6 +262,8 @@ Result<ServerStats> Server::stats() const {
     out.store = core_->store->stats();
     out.pin_tables = core_->pins.tables();
     out.tier_note = core_->store->tier_note();
+    if (core_->verbs) out.verbs = core_->verbs->stats();
+    out.no_verbs = core_->verbs ? std::string() : core_->handlers->options().no_verbs;
   }
   const LoopCounters& counters = core_->counters;
   out.connections = counters.connections;

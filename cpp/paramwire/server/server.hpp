@@ -13,10 +13,12 @@
 #include "paramwire/base/metrics.hpp"
 #include "paramwire/base/trace.hpp"
 #include "paramwire/net/cluster_key.hpp"
+#include "paramwire/server/server_stats.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/store/tier.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -28,6 +30,7 @@ namespace paramwire {
 
 struct ServerCore;
 class UdpEndpoint;
+class VerbsApi;
 
 struct ServerOptions {
   // Addresses, as parse_endpoint takes them; port 0 is any free one. Empty: tcp://127.0.0.1:0, and a unix socket in
@@ -44,6 +47,10 @@ struct ServerOptions {
   bool udp = true;
   bool udp_busy_poll = false;         // the UDP thread spins: a whole core for several times lower latency
   int udp_fail_gso = 0;               // for tests: the first two segmented sends fail with this errno
+  // Read by RDMA: "auto": where there is a device that can; "off"; or a device, "rx0", or with its port "rx0:1", without which open() fails.
+  std::string verbs = "auto";
+  std::optional<std::uint32_t> verbs_gid_index;  // of that device's port; none: chosen for each client by its address
+  std::function<Result<std::shared_ptr<VerbsApi>>()> verbs_library = nullptr;  // for tests: another provider
   std::string tier = "memory";
   TierOptions tier_options;
   std::string coordinator = "memory";
@@ -57,31 +64,6 @@ struct ServerOptions {
   // A client that stops in the middle of a put for so long is dropped: the put holds a slot.
   Micros receive_timeout = 30 * kMicrosPerSecond;
   std::shared_ptr<Trace> trace;       // spans of this server; none: nothing is recorded
-};
-
-struct UdpServerStats {
-  std::uint64_t sessions = 0;      // open now
-  std::uint64_t received = 0;      // datagrams, whatever they were
-  std::uint64_t malformed = 0;     // of no form of ours, or of no session; these three are met with silence
-  std::uint64_t unauthentic = 0;   // wrong MAC
-  std::uint64_t replayed = 0;
-  std::uint64_t answered = 0;      // GETs that went to the store
-  std::uint64_t tokens = 0;        // answered with a token, the sender's address being new
-  std::uint64_t refused = 0;       // answered with another status
-  std::uint64_t segments = 0, bytes = 0;  // DATA sent, payload
-  std::uint64_t dropped = 0;       // segments that did not leave: buffer or device full
-  std::uint64_t too_long = 0;      // longer than the path takes
-  std::uint64_t failed = 0;        // other errors of sends
-  std::uint64_t gso_disabled = 0;  // clients to whom segmented sends failed
-  std::uint64_t socket_drops = 0;  // GETs dropped by the kernel at a full receive buffer
-  std::uint64_t busy_poll_us = 0;  // spent spinning: the cost of udp_busy_poll
-};
-
-struct ServerStats {
-  StoreStats store;
-  std::uint64_t connections = 0, accepted = 0, refused = 0, closed_for_protocol = 0, closed_for_key = 0, closed_for_stall = 0, loop_turns = 0, pin_tables = 0;
-  std::string tier_note;
-  UdpServerStats udp;
 };
 
 // A publish of the server's own process. One thread; several publishes may run side by side. Move-only; the destructor

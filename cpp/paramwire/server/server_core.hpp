@@ -9,6 +9,7 @@
 #include "paramwire/server/handlers.hpp"
 #include "paramwire/server/pin_registry.hpp"
 #include "paramwire/server/udp_responder.hpp"
+#include "paramwire/server/verbs_endpoint.hpp"
 #include "paramwire/store/block_store.hpp"
 #include "paramwire/store/tier.hpp"
 
@@ -44,6 +45,7 @@ struct ServerCore {
   std::unique_ptr<Tier> tier;
   std::unique_ptr<Coordinator> coordinator;
   PinRegistry pins;
+  std::unique_ptr<VerbsEndpoint> verbs;  // nullptr: none; before the tier whose memory it has registered is gone
   std::optional<BlockStore> store;
   std::optional<Handlers> handlers;
   bool closed = false;

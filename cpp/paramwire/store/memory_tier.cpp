@@ -16,8 +16,8 @@ namespace paramwire {
 namespace {
 
 constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
-// Pages are taken from the system in steps of this many bytes: one fallocate call zeroes 1 MiB in about 100 us, and a
-// server of tiny models keeps no more than this unused.
+// The least step in which pages are taken from the system: one fallocate call zeroes 1 MiB in about 100 us, and a server of tiny models
+// keeps no more than this unused.
 constexpr std::uint64_t kCommitStep = std::uint64_t{1} << 20;
 // Left to the rest of the machine or cgroup when memory is taken: an arena that takes the last page gets the process
 // killed instead of an error.
@@ -38,6 +38,9 @@ std::uint64_t span_alignment(std::uint64_t size) noexcept {
 }
 
 Result<std::unique_ptr<Tier>> MemoryTier::open(Backing backing, const TierOptions& options) {
+  if (options.commit_bytes == 0 || options.commit_bytes % kCommitStep != 0) {
+    return Error(Code::kInvalid, cat("commit_bytes ", options.commit_bytes, " is not a positive multiple of ", kCommitStep));
+  }
   if (options.arena_bytes == 0 || options.arena_bytes % kHugePage != 0) {
     return Error(Code::kInvalid, cat("arena_bytes ", options.arena_bytes, " is not a positive multiple of ", kHugePage));
   }
@@ -121,7 +124,13 @@ Status MemoryTier::add_arena(std::uint64_t at_least) {
 
 Status MemoryTier::commit(Arena& arena, std::uint64_t end) {
   if (end <= arena.committed) return {};
-  const std::uint64_t target = std::min(arena.info.size, round_up(end, kCommitStep));
+  const std::uint64_t least = std::min(arena.info.size, round_up(end, kCommitStep));
+  const std::uint64_t wanted = std::min(arena.info.size, round_up(end, options_.commit_bytes));
+  if (wanted > least && commit_to(arena, wanted).ok()) return {};
+  return commit_to(arena, least);
+}
+
+Status MemoryTier::commit_to(Arena& arena, std::uint64_t target) {
   const std::uint64_t more = target - arena.committed;
   if (!within_limit(more)) {
     return Error(Code::kBackpressure, cat("the ", name(), " tier may hold ", human_bytes(options_.limit_bytes), " (", options_.limit_bytes,
@@ -162,6 +171,12 @@ Result<TierSpan> MemoryTier::allocate(std::uint64_t size) {
     }
     return TierSpan{i, *offset, size};
   }
+}
+
+ArenaInfo MemoryTier::arena(std::uint32_t index) const noexcept {
+  ArenaInfo info = arenas_[index].info;
+  info.committed = arenas_[index].committed;
+  return info;
 }
 
 void MemoryTier::release(const TierSpan& span) {

@@ -24,7 +24,7 @@ class MemoryTier final : public Tier {
   void release(const TierSpan& span) override;
   std::byte* at(std::uint32_t arena, std::uint64_t offset) noexcept override { return arenas_[arena].info.base + offset; }
   std::uint32_t arena_count() const noexcept override { return static_cast<std::uint32_t>(arenas_.size()); }
-  ArenaInfo arena(std::uint32_t index) const noexcept override { return arenas_[index].info; }
+  ArenaInfo arena(std::uint32_t index) const noexcept override;
   std::uint64_t used_bytes() const noexcept override;
   std::uint64_t committed_bytes() const noexcept override { return committed_; }
   std::uint64_t limit_bytes() const noexcept override { return options_.limit_bytes; }
@@ -43,6 +43,7 @@ class MemoryTier final : public Tier {
   Status add_arena(std::uint64_t at_least);
   Result<ArenaInfo> map_arena(std::uint64_t size, bool huge) const;
   Status commit(Arena& arena, std::uint64_t end);
+  Status commit_to(Arena& arena, std::uint64_t target);
   bool within_limit(std::uint64_t more) const noexcept {
     return options_.limit_bytes == 0 || (committed_ <= options_.limit_bytes && more <= options_.limit_bytes - committed_);
   }

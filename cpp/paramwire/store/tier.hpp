@@ -28,6 +28,7 @@ struct ArenaInfo {
   int fd = -1;               // memfd that readers map read-only; -1 when the arena is private
   std::uint64_t size = 0;
   std::byte* base = nullptr;
+  std::uint64_t committed = 0;  // bytes from the start whose pages are there; spans lie in them
 };
 
 struct TierOptions {
@@ -36,6 +37,8 @@ struct TierOptions {
   // Address space of one arena. Virtual: pages are taken as spans need them. Fewer, larger arenas mean fewer mappings and
   // registrations at every reader; a block larger than this gets an arena of its own size.
   std::uint64_t arena_bytes = std::uint64_t{1} << 30;
+  // Pages are taken in steps of so many bytes, where the limit leaves room for them: a multiple of 1 MiB. Few steps are few registrations.
+  std::uint64_t commit_bytes = std::uint64_t{1} << 20;
   enum class HugePages : std::uint8_t { kNo, kTry, kRequire };
   HugePages huge_pages = HugePages::kNo;  // 2 MiB pages from hugetlbfs; kTry falls back and says so in note()
 };

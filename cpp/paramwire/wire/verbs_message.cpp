@@ -18,7 +18,7 @@ void put_end(ByteWriter& out, const VerbsEnd& end) {
   out.put<std::uint16_t>(end.mtu);
   out.put<std::uint16_t>(end.lid);
   out.put<std::uint8_t>(end.reads);
-  out.put<std::uint8_t>(end.ethernet ? 1 : 0);
+  out.put<std::uint8_t>(end.type);
 }
 
 Result<VerbsEnd> get_end(ByteReader& in, std::string_view message) {
@@ -30,12 +30,11 @@ Result<VerbsEnd> get_end(ByteReader& in, std::string_view message) {
   end.mtu = in.get<std::uint16_t>();
   end.lid = in.get<std::uint16_t>();
   end.reads = in.get<std::uint8_t>();
-  const auto layer = in.get<std::uint8_t>();
-  end.ethernet = layer == 1;
+  end.type = in.get<std::uint8_t>();
   if (end.queue_pair == 0 || end.queue_pair > k24Bits) return bad_message(message, "queue_pair");
   if (end.packet > k24Bits) return bad_message(message, "packet");
   if (end.mtu < 256 || end.mtu > 4096 || !std::has_single_bit(end.mtu)) return bad_message(message, "mtu");
-  if (layer > 1 || end.reads == 0) return bad_message(message, "ethernet or reads");
+  if (end.type > 2 || end.reads == 0) return bad_message(message, "type or reads");
   return end;
 }
 

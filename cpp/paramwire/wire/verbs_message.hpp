@@ -17,7 +17,7 @@ struct VerbsEnd {
   std::uint16_t mtu = 0;               // bytes: 256, 512, 1024, 2048 or 4096
   std::uint16_t lid = 0;               // InfiniBand; 0 with Ethernet
   std::uint8_t reads = 0;              // READs outstanding, 1 to 255
-  bool ethernet = true;                // RoCE
+  std::uint8_t type = 2;               // of the GID: 0 InfiniBand, 1 RoCE v1, 2 RoCE v2; the last two never meet
   bool operator==(const VerbsEnd&) const noexcept = default;
 };
 
@@ -25,7 +25,7 @@ struct VerbsEnd {
 // VERBS_OPEN on it replaces the first.
 struct VerbsOpenMessage {
   VerbsEnd end;
-  std::uint8_t choice = 0;             // of the ways that the server has to reach that end, best first; past the last: ERROR unavailable
+  std::uint8_t choice = 0;             // of the ways that the server has to reach that end, best first; past the last: ERROR not found
   Bytes encode(std::uint64_t request) const;
   static Result<VerbsOpenMessage> decode(std::span<const std::byte> meta);
 };

@@ -1,0 +1,407 @@
+#include "paramwire/net/verbs_link.hpp"
+
+#include "paramwire/base/interrupt.hpp"
+#include "paramwire/base/text.hpp"
+#include "paramwire/net/verbs_address.hpp"
+#include "paramwire/wire/verbs_message.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <poll.h>
+#include <utility>
+
+namespace paramwire {
+
+namespace {
+
+// READs posted and not seen complete. Twice what any device has on the wire at once (16 to 128), so that the next ones wait in the device.
+constexpr std::uint32_t kDepth = 64;
+constexpr std::uint8_t kReadsOnWire = 16;
+// Posted and not complete, together: enough for 25 GB/s over 300 us; an emulated device takes seconds for more, inside of the post.
+constexpr std::uint64_t kBytesUnderWay = std::uint64_t{8} << 20;
+// How long a wait spins before it sleeps: a small READ is back in 2 us on hardware and in 60 on an emulated device; a sleep costs about 10.
+constexpr Micros kSpin = 100;
+// Ways that are tried, on this side and at the server.
+constexpr std::size_t kTriesHere = 4;
+constexpr std::uint8_t kTriesThere = 2;
+// A probe that fails takes half a second (net/verbs_device.cpp, kTimeout): an answer that takes longer is none.
+constexpr Micros kProbeMax = 2 * kMicrosPerSecond;
+// How long a new link asks for regions that the server has yet to register; later ones are asked for by the reads that need them.
+constexpr Micros kLearnMax = kMicrosPerSecond;
+constexpr std::uint32_t kPage = 4096;
+
+Error region_gone(std::uint16_t arena, std::uint64_t offset, std::uint64_t size) {
+  return Error(Code::kStale, cat("the locator names bytes ", offset, " to ", offset + size, " of arena ", arena, ", which the server does not have: take a new snapshot"));
+}
+
+}  // namespace
+
+// Whole pages, registered.
+struct VerbsLink::Staging {
+  struct Free {
+    void operator()(std::byte* memory) const noexcept { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> bytes;
+  std::unique_ptr<VerbsMemory> memory;
+
+  static Result<std::unique_ptr<Staging>> create(const std::shared_ptr<VerbsDevice>& device, std::size_t size) {
+    auto out = std::make_unique<Staging>();
+    out->bytes.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, size)));
+    if (out->bytes == nullptr) return Error(Code::kBackpressure, cat("no memory for a staging buffer of ", size, " bytes"));
+    PARAMWIRE_TRY(memory, VerbsMemory::create(device, {out->bytes.get(), size}, VerbsMemory::Access::kLocal));
+    out->memory = std::move(memory);
+    return out;
+  }
+};
+
+class VerbsLink::Memory final : public OneSidedMemory {
+ public:
+  explicit Memory(VerbsLink& link) : link_(link) {}
+
+  Status reach(std::uint16_t arena, std::uint64_t offset, std::uint64_t size) override {
+    if (size == 0) return {};
+    if (arena > kArenaMax || offset + size < offset) return region_gone(arena, offset, size);
+    for (std::uint64_t at = offset; at < offset + size;) {
+      const std::uint64_t end = std::min(offset + size, (at / kRegionBytes + 1) * kRegionBytes);
+      const auto known = [&] {
+        const Place* place = link_.place(arena, at);
+        return place != nullptr && end - at / kRegionBytes * kRegionBytes <= place->size;
+      };
+      while (!known()) {
+        const std::uint32_t before = link_.regions_known_;
+        VerbsRegionsMessage ask;
+        ask.wanted = true;
+        ask.arena = arena;
+        ask.offset = end - 1;
+        auto answer = link_.ask_regions(ask, link_.deadline_);
+        if (!answer.ok()) {
+          if (answer.error().code() == Code::kNotFound) return region_gone(arena, offset, size);
+          return std::move(answer).error();
+        }
+        if (!known() && link_.regions_known_ == before) {
+          return Error(Code::kCorrupt, cat(link_.control_.peer(), ": its list of regions lacks arena ", arena, " offset ", ask.offset, ", which it was asked for"));
+        }
+      }
+      at = end;
+    }
+    return {};
+  }
+
+  bool registered(std::span<const std::byte> target) override {
+    auto memory = link_.node_->find(link_.device_, target);
+    if (memory == nullptr) return false;
+    auto& kept = link_.targets_;
+    if (std::find(kept.begin(), kept.end(), memory) == kept.end()) kept.push_back(std::move(memory));
+    return true;
+  }
+
+ private:
+  VerbsLink& link_;
+};
+
+// ---------------------------------------------------------------- connecting
+
+VerbsLink::VerbsLink(GreetedSocket greeted, std::shared_ptr<VerbsNode> node, const VerbsOptions& options)
+    : control_(std::move(greeted.socket)), node_(std::move(node)), options_(options), reads_(kDepth), posting_(kDepth) {}
+
+VerbsLink::~VerbsLink() = default;
+
+Result<std::unique_ptr<Link>> VerbsLink::connect(const Endpoint& endpoint, const Caller& caller, const Incarnation& incarnation, const VerbsOptions& options,
+                                                 std::shared_ptr<VerbsNode> node, Micros deadline) {
+  PARAMWIRE_TRY(greeted, connect_and_greet(endpoint, caller, deadline));
+  if (greeted.facts.incarnation != incarnation && !options.omitted.epoch) {
+    return Error(Code::kStale, cat(endpoint, " is incarnation ", greeted.facts.incarnation, " now, ", incarnation, " was expected (the server restarted): take a new snapshot"));
+  }
+  std::unique_ptr<VerbsLink> link(new VerbsLink(std::move(greeted), std::move(node), options));
+  PARAMWIRE_CHECK(link->open_path(deadline));
+  PARAMWIRE_CHECK(link->learn(deadline));
+  return std::unique_ptr<Link>(std::move(link));
+}
+
+Status VerbsLink::open_path(Micros deadline) {
+  VerbsPeer peer;
+  peer.address = gid_of(DatagramAddress::peer_of(control_.fd()));
+  peer.source = gid_of(DatagramAddress::local_of(control_.fd()));
+  PARAMWIRE_TRY(choices, node_->choices(peer));
+  std::string tried;
+  for (std::size_t i = 0; i < std::min(choices.size(), kTriesHere); ++i) {
+    for (std::uint8_t there = 0; there < kTriesThere; ++there) {
+      const Status status = try_path(choices[i], there, deadline);
+      if (status.ok()) return {};
+      const Code code = status.error().code();
+      // Not of this way: the same with any other. Or the server said that it has no device.
+      if (code == Code::kBackpressure || code == Code::kCorrupt || code == Code::kTimeout || code == Code::kUnavailable) return status;
+      if (code == Code::kNotFound) break;  // the server has no other way to this end
+      tried += cat(tried.empty() ? "" : "; ", choices[i].to_string(), ": ", status.error().message());
+    }
+  }
+  return Error(Code::kUnreachable, cat("no RDMA way to ", control_.peer(), " works: ", tried));
+}
+
+Status VerbsLink::try_path(const VerbsChoice& choice, std::uint8_t at_server, Micros deadline) {
+  queue_.reset();
+  reader_.reset();
+  staging_.reset();
+  const auto of_this_way = [](Error error) { return error.code() == Code::kUnavailable ? Error(Code::kUnreachable, error.message()) : std::move(error); };
+  auto device = node_->device(choice.device);
+  if (!device.ok()) return of_this_way(device.error());
+  device_ = std::move(*device);
+  const std::uint32_t slice = std::min({options_.slice, options_.staging / 2, choice.message_max == 0 ? options_.slice : choice.message_max}) / kPage * kPage;
+  if (slice == 0) return Error(Code::kInvalid, cat("verbs: a slice of ", options_.slice, " bytes with a staging buffer of ", options_.staging, ": both are whole pages, and two slices fit the buffer"));
+  PARAMWIRE_TRY(staging, Staging::create(device_, options_.staging / kPage * kPage));
+  staging_ = std::move(staging);
+  VerbsQueue::Options wanted;
+  wanted.depth = kDepth;
+  wanted.reads = kReadsOnWire;
+  auto queue = VerbsQueue::create(device_, choice, wanted);
+  if (!queue.ok()) return of_this_way(queue.error());
+  queue_ = std::move(*queue);
+
+  VerbsOpenMessage open;
+  open.end = queue_->end();
+  open.choice = at_server;
+  const std::uint64_t request = ++requests_;
+  PARAMWIRE_TRY(answer, ControlLink::ask(control_, open.encode(request), request, FrameType::kVerbsReady, deadline));
+  PARAMWIRE_TRY(ready, VerbsReadyMessage::decode(answer.meta));
+  if (ready.end.mtu > open.end.mtu || ready.end.reads > open.end.reads) {
+    return Error(Code::kCorrupt, cat(control_.peer(), ": agreed on MTU ", ready.end.mtu, " and ", unsigned{ready.end.reads}, " READs, more than the ", open.end.mtu, " and ", unsigned{open.end.reads}, " offered"));
+  }
+  if (const Status connected = queue_->connect(ready.end); !connected.ok()) return of_this_way(connected.error());
+  PARAMWIRE_CHECK(probe(ready, deadline));
+
+  OneSidedOptions machine;
+  machine.omitted = options_.omitted;
+  machine.slice = slice;
+  machine.reads_max = kDepth;
+  machine.bytes_max = kBytesUnderWay;
+  reader_ = std::make_unique<OneSidedReader>(staging_->memory->bytes(), machine);
+  places_.clear();  // of the device that the server chose
+  regions_known_ = 0;
+  stats_.verbs.mtu_bytes = ready.end.mtu;
+  stats_.verbs.slice_bytes = slice;
+  stats_.verbs.reads_on_wire = ready.end.reads;
+  stats_.verbs.gid_index = choice.gid_index;
+  stats_.verbs.staging_bytes = staging_->memory->bytes().size();
+  stats_.path = cat(choice.to_string(), " to GID ", to_string(ready.end.gid), ", MTU ", ready.end.mtu);
+  return {};
+}
+
+// One READ of several packets, at the agreed MTU: a path that carries small ones only would fail with the first large block.
+Status VerbsLink::probe(const VerbsReadyMessage& ready, Micros deadline) {
+  const std::span<std::byte> into = staging_->memory->bytes().first(ready.probe_size);
+  std::fill(into.begin(), into.end(), std::byte{0});
+  const Micros start = steady_clock().now();
+  const VerbsRead read{ready.probe_address, ready.probe_key, staging_->memory->local_key(), into.data(), ready.probe_size};
+  PARAMWIRE_CHECK(queue_->post({&read, 1}));
+  ++stats_.verbs.reads;
+  ++stats_.verbs.doorbells;
+  const Micros until = std::min(deadline, start + kProbeMax);
+  while (queue_->outstanding() > 0) {
+    PARAMWIRE_TRY(done, queue_->poll());
+    if (done > 0) break;
+    if (steady_clock().now() >= until) {
+      return Error(Code::kUnreachable, cat("a READ of ", ready.probe_size, " bytes at MTU ", ready.end.mtu, " from GID ", to_string(ready.end.gid), " was not answered in ", kProbeMax / 1000, " ms"));
+    }
+    PARAMWIRE_CHECK(wait(until));
+  }
+  for (std::uint32_t i = 0; i < ready.probe_size; ++i) {
+    if (into[i] != verbs_probe_byte(i)) return Error(Code::kUnreachable, cat("a READ from GID ", to_string(ready.end.gid), " brought other bytes than the server's probe: another machine has that address"));
+  }
+  return {};
+}
+
+// ---------------------------------------------------------------- regions
+
+const VerbsLink::Place* VerbsLink::place(std::uint16_t arena, std::uint64_t offset) const noexcept {
+  if (arena >= places_.size()) return nullptr;
+  const std::uint64_t region = offset / kRegionBytes;
+  return region < places_[arena].size() ? &places_[arena][static_cast<std::size_t>(region)] : nullptr;
+}
+
+Result<VerbsRegionListMessage> VerbsLink::ask_regions(const VerbsRegionsMessage& what, Micros deadline) {
+  VerbsRegionsMessage ask = what;
+  ask.known = regions_known_;
+  const std::uint64_t request = ++requests_;
+  PARAMWIRE_TRY(answer, ControlLink::ask(control_, ask.encode(request), request, FrameType::kVerbsRegionList, deadline));
+  PARAMWIRE_TRY(list, VerbsRegionListMessage::decode(answer.meta));
+  for (const VerbsRegion& region : list.regions) {
+    // Arenas are at most 2^48 bytes: 2^24 regions of 16 B here.
+    if (region.offset >> 48 != 0 || region.arena > kArenaMax) return Error(Code::kCorrupt, cat(control_.peer(), ": a region at offset ", region.offset, " of arena ", region.arena));
+    if (places_.size() <= region.arena) places_.resize(std::size_t{region.arena} + 1);
+    auto& arena = places_[region.arena];
+    const auto index = static_cast<std::size_t>(region.offset / kRegionBytes);
+    if (arena.size() <= index) arena.resize(index + 1);
+    if (region.size > arena[index].size) arena[index] = {region.address, region.key, region.size};
+  }
+  regions_known_ += static_cast<std::uint32_t>(list.regions.size());
+  return list;
+}
+
+Status VerbsLink::learn(Micros deadline) {
+  const Micros until = std::min(deadline, steady_clock().now() + kLearnMax);
+  do {
+    PARAMWIRE_TRY(list, ask_regions({}, deadline));
+    if (list.complete) return {};
+  } while (steady_clock().now() < until);
+  return {};
+}
+
+// ---------------------------------------------------------------- reading
+
+void VerbsLink::read(std::span<BlockRead> batch, Micros deadline) {
+  Status status = guard_.check(cat("verbs link to ", control_.peer()));
+  if (status.ok() && broken()) status = Error(Code::kUnreachable, cat(control_.peer(), ": this link was broken before: ", broken_by_, "; connect again"));
+  if (!status.ok()) {
+    for (BlockRead& item : batch) item.result = status;
+    return;
+  }
+  stats_.reads += batch.size();
+  deadline_ = deadline;
+  Memory memory(*this);
+  reader_->begin(batch, memory);
+  status = run(batch.size(), deadline);
+  if (!status.ok()) fail(status);
+  targets_.clear();
+  for (const BlockRead& item : batch) {
+    if (item.result.ok()) {
+      stats_.bytes += item.range.size;
+      if (!options_.omitted.crc) ++stats_.blocks_verified;
+    } else if (item.result.error().code() == Code::kStale) {
+      ++stats_.changed;
+    } else if (item.result.error().code() == Code::kCorrupt) {
+      ++stats_.corrupt;
+    }
+  }
+}
+
+// The queue pair goes first: then nothing can write any more into what the caller gets back.
+void VerbsLink::fail(const Status& status) {
+  if (guard_.in_child()) return;
+  if (queue_->failed_status() != 0) {
+    ++stats_.verbs.failures;
+    stats_.verbs.failed_status = static_cast<std::uint64_t>(queue_->failed_status());
+  }
+  queue_.reset();
+  reader_->abandon(status);
+  broken_by_ = status.error().to_string();
+  broken_.store(true, std::memory_order_release);
+  control_.shutdown();  // which is for all who share it
+}
+
+Status VerbsLink::run(std::size_t count, Micros deadline) {
+  while (!reader_->done()) {
+    const std::size_t given = reader_->next(reads_);
+    if (given > 0) PARAMWIRE_CHECK(post(std::span(reads_).first(given)));
+    PARAMWIRE_TRY(done, queue_->poll());
+    reader_->completed(done);
+    const bool consumed = reader_->consume();
+    if (given > 0 || done > 0 || consumed) {
+      // A device that works inside of the post makes this loop slow; one that does not never gets here so often that a clock would cost.
+      if (steady_clock().now() < deadline) continue;
+    } else if (!reader_->done()) {
+      PARAMWIRE_CHECK(wait(deadline));
+      if (steady_clock().now() < deadline) continue;
+    }
+    if (reader_->done()) break;
+    return Error(Code::kTimeout, cat(control_.peer(), ": the deadline passed with ", reader_->unfinished(), " of ", count, " blocks to come by RDMA over ", queue_->choice().to_string(), " (",
+                                     queue_->outstanding(), " READs under way)"));
+  }
+  return {};
+}
+
+Status VerbsLink::post(std::span<const RemoteRead> reads) {
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    const RemoteRead& read = reads[i];
+    const Place& where = *place(read.arena, read.offset);
+    VerbsRead& out = posting_[i];
+    out.remote = where.address + read.offset % kRegionBytes;
+    out.remote_key = where.key;
+    out.into = read.into;
+    out.size = read.size;
+    if (read.staged) {
+      out.local_key = staging_->memory->local_key();
+      continue;
+    }
+    for (const auto& memory : targets_) {
+      if (read.into >= memory->bytes().data() && read.into + read.size <= memory->bytes().data() + memory->bytes().size()) out.local_key = memory->local_key();
+    }
+  }
+  stats_.verbs.reads += reads.size();
+  ++stats_.verbs.doorbells;
+  return queue_->post(std::span<const VerbsRead>(posting_).first(reads.size()));
+}
+
+Status VerbsLink::check_control() {
+  // Nothing is asked over it meanwhile: what comes is the end, or a last word before it.
+  std::array<std::byte, 4096> bytes;
+  PARAMWIRE_TRY(n, control_.try_receive(bytes));
+  if (!n) return {};
+  return Error(Code::kUnreachable, cat(control_.peer(), ": sent ", *n, " bytes over the connection of a verbs link, unasked; connect again"));
+}
+
+// Until something may have completed. errors: kUnreachable when the control connection ended; kTimeout when somebody asked for the end.
+Status VerbsLink::wait(Micros deadline) {
+  const Micros start = steady_clock().now();
+  const auto interrupted = [&] { return Error(Code::kTimeout, cat(control_.peer(), ": the wait for its memory was interrupted")); };
+  // The completion itself is taken by the caller's poll: this only waits until there is one.
+  const Micros spin_until = options_.busy_poll ? std::min(deadline, start + 1000) : start + kSpin;
+  Micros now = start;
+  PARAMWIRE_TRY(some, queue_->poll());
+  while (some == 0 && now < spin_until) {
+    PARAMWIRE_TRY(came, queue_->poll());
+    some = came;
+    now = steady_clock().now();
+  }
+  if (some > 0) {
+    if (reader_) reader_->completed(some);
+    return {};
+  }
+  if (options_.busy_poll) {
+    PARAMWIRE_CHECK(check_control());
+    if (now < looked_ + kInterruptLook) return {};
+    looked_ = now;
+    if (wait_interrupted()) return interrupted();
+    return {};
+  }
+  PARAMWIRE_CHECK(queue_->arm());
+  PARAMWIRE_TRY(late, queue_->poll());  // what came before it was armed
+  if (late > 0) {
+    if (reader_) reader_->completed(late);
+    return {};
+  }
+  ++stats_.verbs.sleeps;
+  const Micros left = wait_slice(deadline == kNever ? kNever : std::max<Micros>(0, deadline - now));
+  timespec timeout{};
+  timeout.tv_sec = static_cast<time_t>(left / kMicrosPerSecond);
+  timeout.tv_nsec = static_cast<long>(left % kMicrosPerSecond * 1000);
+  std::array<pollfd, 2> entries = {pollfd{queue_->fd(), POLLIN, 0}, pollfd{control_.fd(), POLLIN, 0}};
+  const int n = ppoll(entries.data(), entries.size(), left == kNever ? nullptr : &timeout, nullptr);
+  if (n < 0 && errno != EINTR) return errno_error(Code::kUnavailable, cat(control_.peer(), ": poll"), errno);
+  if (n > 0 && entries[1].revents != 0) PARAMWIRE_CHECK(check_control());
+  if (n <= 0 && wait_interrupted()) return interrupted();
+  return {};
+}
+
+// ---------------------------------------------------------------- the rest
+
+Result<BlockView> VerbsLink::view(const ManifestEntry& entry, const Locator&, ByteRange) {
+  return Error(Code::kUnavailable, cat("block ", entry.to_string(), ": verbs has no views, the bytes are on ", control_.peer(), ": fetch into a buffer, or use shm on the server's host"));
+}
+
+LinkStats VerbsLink::stats() const {
+  LinkStats out = stats_;
+  if (reader_) {
+    out.wire_bytes = reader_->wire_bytes();
+    out.verbs.headers = reader_->headers();
+    out.verbs.direct_bytes = reader_->direct_bytes();
+  }
+  out.verbs.regions = regions_known_;
+  out.verbs.control_calls = requests_;
+  return out;
+}
+
+}  // namespace paramwire
