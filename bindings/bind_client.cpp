@@ -145,7 +145,39 @@ py::dict PyClient::stats() const {
       {"udp_round_trip_us", d.round_trip_us},
   };
   for (const auto& [name, count] : datagram_counts) out[name] = count;
+  const VerbsStats& v = stats.link.verbs;
+  const std::pair<const char*, std::uint64_t> verbs_counts[] = {
+      {"verbs_reads", v.reads},
+      {"verbs_doorbells", v.doorbells},
+      {"verbs_headers", v.headers},
+      {"verbs_direct_bytes", v.direct_bytes},
+      {"verbs_regions", v.regions},
+      {"verbs_control_calls", v.control_calls},
+      {"verbs_sleeps", v.sleeps},
+      {"verbs_failures", v.failures},
+      {"verbs_failed_status", v.failed_status},
+      {"verbs_mtu_bytes", v.mtu_bytes},
+      {"verbs_slice_bytes", v.slice_bytes},
+      {"verbs_reads_on_wire", v.reads_on_wire},
+      {"verbs_gid_index", v.gid_index},
+      {"verbs_staging_bytes", v.staging_bytes},
+  };
+  for (const auto& [name, count] : verbs_counts) out[name] = count;
+  out["verbs_path"] = stats.link.path;
   return out;
+}
+
+std::unique_ptr<PyRegistration> PyClient::register_buffer(py::handle buffer) const {
+  auto target = std::make_unique<Target>(buffer);
+  if (target->scattered()) raise_invalid(cat("register: ", target->describe(), " is not one run of memory, which a device could write"));
+  const std::span<std::byte> bytes = target->bytes();
+  auto registration = take(without_gil([&] { return core_->client->register_buffer(bytes); }));
+  return std::make_unique<PyRegistration>(std::move(target), std::move(registration));
+}
+
+void PyRegistration::release() {
+  without_gil([this] { registration_.release(); });
+  target_.reset();
 }
 
 py::dict PyClient::durations() const { return durations_dict(core_->client->durations()); }
@@ -167,11 +199,20 @@ void PyClient::close() {
 
 void bind_client(py::module_& module) {
   const auto none = py::none();
+  py::class_<PyRegistration>(module, "Registration", py::is_final())
+      .def_property_readonly("nbytes", &PyRegistration::size)
+      .def("release", &PyRegistration::release)
+      .def("__enter__", [](py::object self) { return self; })
+      .def("__exit__", [](PyRegistration& self, const py::object&, const py::object&, const py::object&) { self.release(); }, py::arg("type"), py::arg("value"),
+           py::arg("traceback"));
   py::class_<PyClient>(module, "Client", py::is_final())
       .def(py::init([](const std::string& address, const std::string& transport, const std::optional<std::string>& small_transport,
                        std::int64_t small_bytes, bool strict, double timeout, double lease_ttl, bool verify, bool busy_poll, bool drop_view_pages,
-                       std::shared_ptr<Trace> trace, const std::optional<std::filesystem::path>& key) {
+                       std::shared_ptr<Trace> trace, const std::optional<std::filesystem::path>& key, const std::optional<std::string>& verbs_device,
+                       std::optional<std::uint32_t> verbs_gid_index) {
              ClientOptions options;
+             options.verbs_device = verbs_device.value_or("");
+             options.verbs_gid_index = verbs_gid_index;
              options.transport = transport;
              options.small_transport = small_transport.value_or("");
              if (small_bytes < 0) raise_invalid(cat("small_bytes is ", small_bytes, ": a number of bytes, or 0 for none"));
@@ -188,7 +229,8 @@ void bind_client(py::module_& module) {
            }),
            py::arg("address"), py::kw_only(), py::arg("transport") = "auto", py::arg("small_transport") = none,
            py::arg("small_bytes") = ClientOptions().small_bytes, py::arg("strict") = false, py::arg("timeout") = 30.0, py::arg("lease_ttl") = 10.0, py::arg("verify") = true,
-           py::arg("busy_poll") = false, py::arg("drop_view_pages") = false, py::arg("trace") = none, py::arg("key") = none)
+           py::arg("busy_poll") = false, py::arg("drop_view_pages") = false, py::arg("trace") = none, py::arg("key") = none,
+           py::arg("verbs_device") = none, py::arg("verbs_gid_index") = none)
       .def_property_readonly("address", &PyClient::address)
       .def_property_readonly("transport", &PyClient::transport)
       .def_property_readonly("small_transport", &PyClient::small_transport)
@@ -213,6 +255,7 @@ void bind_client(py::module_& module) {
            py::arg("names"), py::kw_only(), py::arg("timeout") = none, py::arg("allow_missing") = py::tuple())
       .def("publish", [](py::object self, py::handle base, py::handle timeout) { return self.cast<PyClient&>().publish(base, timeout, self); },
            py::arg("base") = py::ellipsis(), py::kw_only(), py::arg("timeout") = none)
+      .def("register", &PyClient::register_buffer, py::arg("buffer"))
       .def("stats", &PyClient::stats)
       .def("durations", &PyClient::durations)
       .def("server_stats", &PyClient::server_stats, py::kw_only(), py::arg("timeout") = none)

@@ -122,6 +122,17 @@ class PyServer {
         {"udp_busy_poll_us", udp.busy_poll_us},
     };
     for (const auto& [name, count] : datagrams) out[name] = count;
+    const VerbsServerStats& verbs = stats.verbs;
+    const std::pair<const char*, std::uint64_t> rdma[] = {
+        {"verbs_devices", verbs.devices},
+        {"verbs_queue_pairs", verbs.queue_pairs},
+        {"verbs_opened", verbs.opened},
+        {"verbs_refused", verbs.refused},
+        {"verbs_regions", verbs.regions},
+        {"verbs_region_bytes", verbs.region_bytes},
+    };
+    for (const auto& [name, count] : rdma) out[name] = count;
+    out["no_verbs"] = stats.no_verbs;
     return out;
   }
   py::dict durations() const { return durations_dict(take(server_->durations())); }
@@ -151,8 +162,10 @@ std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, co
                                       std::optional<std::uint64_t> memory_limit, std::optional<std::uint64_t> arena_bytes, const std::string& huge_pages,
                                       const std::string& tier, double lease_ttl_max, double lease_age_max, std::uint32_t retained,
                                       std::optional<std::uint64_t> quarantine_limit, bool udp, bool busy_poll, std::shared_ptr<Trace> trace,
-                                      const std::optional<std::filesystem::path>& key) {
+                                      const std::optional<std::filesystem::path>& key, const std::string& verbs, std::optional<std::uint32_t> verbs_gid_index) {
   ServerOptions options;
+  options.verbs = verbs;
+  options.verbs_gid_index = verbs_gid_index;
   options.udp = udp;
   options.udp_busy_poll = busy_poll;
   options.listen = listen;
@@ -179,7 +192,8 @@ void bind_server(py::module_& module) {
       .def(py::init(&open_server), py::arg("listen"), py::kw_only(), py::arg("unix_directory"), py::arg("state") = py::none(),
            py::arg("memory_limit") = py::none(), py::arg("arena_bytes") = py::none(), py::arg("huge_pages") = "no", py::arg("tier") = "memory",
            py::arg("lease_ttl_max") = 60.0, py::arg("lease_age_max") = 600.0, py::arg("retained") = 3, py::arg("quarantine_limit") = py::none(),
-           py::arg("udp") = true, py::arg("busy_poll") = false, py::arg("trace") = py::none(), py::arg("key") = py::none())
+           py::arg("udp") = true, py::arg("busy_poll") = false, py::arg("trace") = py::none(), py::arg("key") = py::none(),
+           py::arg("verbs") = "auto", py::arg("verbs_gid_index") = py::none())
       .def_property_readonly("address", &PyServer::address)
       .def_property_readonly("endpoints", &PyServer::endpoints)
       .def_property_readonly("udp_ports", &PyServer::udp_ports)

@@ -29,6 +29,20 @@ struct ClientCore {
 
 class PyClient;
 
+// Memory of the caller that devices may write, and what keeps it.
+class PyRegistration {
+ public:
+  PyRegistration(std::unique_ptr<Target> target, BufferRegistration registration) : size_(target->bytes().size()), target_(std::move(target)), registration_(std::move(registration)) {}
+  ~PyRegistration() { release(); }
+  std::size_t size() const noexcept { return size_; }
+  void release();
+
+ private:
+  std::size_t size_;
+  std::unique_ptr<Target> target_;
+  BufferRegistration registration_;
+};
+
 class Batch;
 
 class PyTicket {
@@ -130,6 +144,7 @@ class PyClient {
   py::object fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::object self);
   py::object fetch_many(py::handle names, py::handle timeout, py::handle allow_missing, py::object self);
   std::unique_ptr<PyPublish> publish(py::handle base, py::handle timeout, py::object self);
+  std::unique_ptr<PyRegistration> register_buffer(py::handle buffer) const;
   py::dict stats() const;
   py::dict durations() const;
   py::dict server_stats(py::handle timeout);

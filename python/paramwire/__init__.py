@@ -36,6 +36,7 @@ from paramwire._core import (
     Labelled,
     NotFoundError,
     Publish,
+    Registration,
     Snapshot,
     StaleError,
     Ticket,
@@ -71,6 +72,7 @@ __all__ = [
     "LlamaConfig",
     "NotFoundError",
     "Publish",
+    "Registration",
     "Server",
     "Snapshot",
     "StaleError",
@@ -131,6 +133,8 @@ class Server(_Server):
         busy_poll: bool = False,
         trace: Trace | None = None,
         key: str | os.PathLike[str] | None = None,
+        verbs: str = "auto",
+        verbs_gid_index: int | None = None,
     ) -> None:
         """Listen and serve, in a thread of its own, until `close()`.
 
@@ -152,6 +156,10 @@ class Server(_Server):
         trace:             records this server's spans; by default nothing is recorded
         key:               file of the cluster key (`paramwire key new FILE`): with it every TCP connection is
                            encrypted, and only clients with the same key are served
+        verbs:             "auto": RDMA devices that are here may read the arenas; "off"; or a device, "rx0", or with its
+                           port "rx0:1", which must work then. Readers' devices are told where by their control
+                           connections; stats()["no_verbs"] says why it is not to be had
+        verbs_gid_index:   of that port's GID table; by default chosen for each client by its address
         errors:            InvalidError for options that can't be meant; UnavailableError with the system's reason;
                            NotFoundError and DeniedError for the key's file
         """
@@ -177,6 +185,8 @@ class Server(_Server):
             busy_poll=busy_poll,
             trace=trace,
             key=key,
+            verbs=verbs,
+            verbs_gid_index=verbs_gid_index,
         )
 
 
@@ -194,25 +204,30 @@ def connect(
     drop_view_pages: bool = False,
     trace: Trace | None = None,
     key: str | os.PathLike[str] | None = None,
+    verbs_device: str | None = None,
+    verbs_gid_index: int | None = None,
 ) -> Client:
     """Connect to the server at `address`.
 
     address:          "tcp://HOST:PORT", "HOST:PORT" or "unix:PATH", as Server.address gives it
-    transport:        "auto" takes the first of shm, udp, tcp that works (Client.rejected says why not the others; udp
-                      needs a receive buffer of 8 MiB for large fetches); "shm", "udp" or "tcp" pins one
+    transport:        "auto" takes the first of shm, verbs, udp, tcp that works (Client.rejected says why not the others;
+                      udp needs a receive buffer of 8 MiB for large fetches); any of them pins it
     small_transport:  of fetches whose blocks have at most `small_bytes` together. None: as `transport`, where "auto"
-                      takes udp for them beside tcp for the others; "same", "shm", "udp" or "tcp" pins one
+                      takes udp for them beside tcp for the others; "same", or a transport's name, pins it
     strict:           UnavailableError where "auto" would go on without a transport that should work here, such as shm
                       on the server's own host. Otherwise there is one FallbackWarning with the reason
     timeout:          of every call that brings none, this one included, seconds
     lease_ttl:        of leased snapshots, renewed by a thread at a third of it, seconds
     verify:           False only to measure a transport bare: then no bytes are checked
-    busy_poll:        over udp a fetch spins instead of sleeping: several times lower latency, for a whole core while it
+    busy_poll:        over udp and verbs a fetch spins instead of sleeping: several times lower latency, for a whole core while it
                       waits (stats()["udp_busy_poll_us"])
     drop_view_pages:  pages of a released view leave this process's memory at once, for readers under a memory budget
     trace:            records the spans of this client and of engines over its snapshots; by default nothing is
     key:              file of the cluster key that the server has: TCP connections are then encrypted, and the server
                       has to prove the key as well
+    verbs_device:     RDMA device to read with, "rx0", or with its port "rx0:1"; by default chosen by the route to the
+                      server, as `paramwire doctor` shows the table
+    verbs_gid_index:  of that port's GID table
     errors:           InvalidError for a bad address or option; UnreachableError, DeadlineError; DeniedError when one
                       side has no key or another one, or others can use the file; UnavailableError when the pinned
                       transport can't be had, with every candidate's reason
@@ -231,6 +246,8 @@ def connect(
         drop_view_pages=drop_view_pages,
         trace=trace,
         key=key,
+        verbs_device=verbs_device,
+        verbs_gid_index=verbs_gid_index,
     )
     reasons = dict(client.rejected)
     if failed := [f"{name} should work and does not: {reasons[name]}" for name in client.fallbacks]:
