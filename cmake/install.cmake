@@ -31,7 +31,9 @@ target_include_directories(paramwire INTERFACE
 target_link_libraries(paramwire INTERFACE ${paramwire_links})
 
 set(paramwire_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paramwire)
-install(DIRECTORY cpp/paramwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT devel FILES_MATCHING PATTERN "*.hpp")
+# Without the headers that include <infiniband/verbs.h>: who links the library needs no rdma-core (tests/install checks).
+install(DIRECTORY cpp/paramwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT devel FILES_MATCHING PATTERN "*.hpp"
+  PATTERN "verbs_lib.hpp" EXCLUDE)
 install(TARGETS paramwire EXPORT paramwire ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT devel)
 install(EXPORT paramwire NAMESPACE paramwire:: FILE paramwireTargets.cmake DESTINATION ${paramwire_cmake_dir} COMPONENT devel)
 configure_package_config_file(cmake/paramwireConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/paramwireConfig.cmake

@@ -97,6 +97,40 @@ def available() -> dict[str, list[Availability]]:
     looking, each time. What the build knows of and lacks is named, too.
     """
 
+class RdmaGid(TypedDict):
+    index: int
+    gid: str
+    """As an address; of InfiniBand, subnet prefix and port GUID written like one."""
+    type: str
+    """"RoCE v2", "RoCE v1" or "IB"."""
+    interface: str
+    """Of this network namespace; empty where none has the address."""
+    problem: str
+    """Why it can't be used; empty when it can."""
+
+class RdmaPort(TypedDict):
+    device: str
+    port: int
+    link: str
+    """"Ethernet" (RoCE) or "InfiniBand"."""
+    software: bool
+    """Soft-RoCE (rxe): the CPU does it."""
+    state: str
+    """"ACTIVE", "DOWN", ..."""
+    mtu: int
+    """RDMA payload of a packet, bytes, as the network allows now."""
+    mtu_max: int
+    message_bytes_max: int
+    reads_max: int
+    problem: str
+    """Why nothing of it can be used; empty when something may be."""
+    gids: list[RdmaGid]
+
+def rdma_ports() -> list[RdmaPort]:
+    """Every RDMA device's ports with their GIDs, as they are now; none where the line of "verbs" in available() says
+    why.
+    """
+
 def build_versions() -> dict[str, str]:
     """The compiler of this module and the OpenSSL that is in it."""
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 import paramwire
 from paramwire import machine
+from paramwire._core import rdma_ports
 from paramwire.cli_common import console, facts, in_bytes, json_line
+
+if TYPE_CHECKING:
+    from paramwire._core import RdmaPort
 
 # Of the JSON record: goes up when a field goes away or changes its meaning.
 SCHEMA = 1
@@ -41,6 +45,7 @@ def examine(address: str | None, need: list[str], key: str | None = None) -> dic
     return {
         "schema": SCHEMA,
         "seams": seams,
+        "rdma": rdma_ports(),
         "machine": found,
         "key": machine.key(key),
         "versions": machine.versions(),
@@ -102,6 +107,9 @@ def show(record: dict[str, Any]) -> None:
     out = console()
     out.print(seam_table(record["seams"]))
     out.print()
+    if record["rdma"]:
+        out.print(rdma_table(record["rdma"]))
+        out.print()
     out.print(facts("This machine", machine_pairs(record)))
     if record["server"] is not None:
         out.print()
@@ -126,6 +134,24 @@ def seam_table(seams: dict[str, list[Any]]) -> Table:
         for index, line in enumerate(lines):
             answer = Text("yes", style="green") if line["usable"] else Text("no", style="yellow")
             table.add_row(seam if index == 0 else "", line["name"], answer, Text(line["reason"]))
+    return table
+
+
+def rdma_table(ports: list[RdmaPort]) -> Table:
+    """A row a GID; a port that has none, or can't be asked, is one row."""
+    table = Table(title="RDMA ports", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("port", "state", "MTU", "GID", "type", "address", "interface", "usable"):
+        table.add_column(name, header_style="dim", no_wrap=name != "usable", overflow="fold")
+    for port in ports:
+        mtu = "" if not port["mtu"] else str(port["mtu"])
+        if port["mtu"] != port["mtu_max"]:
+            mtu += f" of {port['mtu_max']}"
+        about = (f"{port['device']}:{port['port']}", port["state"], mtu)
+        if not port["gids"]:
+            table.add_row(*about, "", "", "", "", Text(port["problem"], style="yellow"))
+        for row in port["gids"]:
+            answer = Text(row["problem"], style="yellow") if row["problem"] else Text("yes", style="green")
+            table.add_row(*about, str(row["index"]), row["type"], row["gid"], row["interface"], answer)
     return table
 
 

@@ -2,7 +2,10 @@
 #include "paramwire/base/probe.hpp"
 #include "paramwire/compute/cuda_probe.hpp"
 #include "paramwire/net/transports.hpp"
+#include "paramwire/net/verbs_ports.hpp"
+#include "support/table_verbs.hpp"
 
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -33,6 +36,7 @@ class ProbeTest : public testing::Test {
   Availability verbs() const {
     VerbsFacts facts = look_for_verbs(root_, kKernel);
     facts.library_problem.clear();
+    facts.library_unfit.clear();
     return verbs_availability(facts);
   }
   Availability cuda(bool library) const {
@@ -60,7 +64,7 @@ TEST_F(ProbeTest, KernelWithoutTheModuleNamesModulePackageAndCommandsWithTheReal
   const Availability row = verbs();
   EXPECT_EQ(row.name, "verbs");
   EXPECT_FALSE(row.usable);
-  expect_parts(row.reason, {"not in this build", "/sys/class/infiniband", "kernel 6.1.0-9-amd64 comes without module rdma_rxe"});
+  expect_parts(row.reason, {"no RDMA device (/sys/class/infiniband)", "kernel 6.1.0-9-amd64 comes without module rdma_rxe"});
   expect_parts(row.next, {"apt-get install linux-image-amd64", "\nmodprobe rdma_rxe\n", "rdma link add rxe0 type rxe netdev ens5"});
   expect_no_part(row.reason, "libibverbs");
 }
@@ -96,23 +100,99 @@ TEST_F(ProbeTest, BuiltInModuleCountsAsLoaded) {
   expect_no_part(verbs().next, "modprobe");
 }
 
-TEST_F(ProbeTest, DeviceIsNamedAndNothingIsLeftToType) {
-  put("/sys/class/infiniband/mlx5_0/node_type", "1: CA\n");
-  const Availability row = verbs();
-  EXPECT_FALSE(row.usable);
-  expect_parts(row.reason, {"not in this build", "RDMA device mlx5_0 is there"});
-  EXPECT_EQ(row.next, "");
-}
-
 TEST_F(ProbeTest, KernelFromOutsideHasNoModuleFolder) { expect_parts(verbs().reason, {"kernel 6.1.0-9-amd64 has no files in /lib/modules"}); }
 
 TEST_F(ProbeTest, MissingVerbsLibraryIsInstalledFirst) {
   put("/etc/os-release", "ID=debian\n");
   VerbsFacts facts = look_for_verbs(root_, kKernel);
   facts.library_problem = "libibverbs.so.1: cannot open shared object file";
+  facts.library_unfit.clear();
   const Availability row = verbs_availability(facts);
-  expect_parts(row.reason, {"no library libibverbs.so.1"});
+  expect_parts(row.reason, {"libibverbs.so.1: cannot open shared object file; no RDMA device"});
   EXPECT_TRUE(row.next.starts_with("apt-get install libibverbs1 ibverbs-providers rdma-core\n")) << row.next;
+}
+
+// A machine with one RDMA device, "rx0", whose table `api` gives.
+class VerbsProbeTest : public ProbeTest {
+ protected:
+  void SetUp() override {
+    ProbeTest::SetUp();
+    put("/etc/os-release", "ID=debian\n");
+    put("/sys/class/infiniband/rx0/node_type", "1: CA\n");
+    put("/sys/class/infiniband_verbs/abi_version", "6\n");
+    for (const NetworkInterface& interface : network_interfaces()) {
+      if (!interface.addresses.empty()) interface_ = interface;
+    }
+    if (interface_.addresses.empty()) GTEST_SKIP() << "no interface of this network namespace has an address";
+    device_ = &api_.add("rx0");
+    device_->gids = {table_gid(1, to_string(interface_.addresses.front()), IBV_GID_TYPE_ROCE_V2, interface_.index)};
+  }
+  VerbsFacts facts() {
+    VerbsFacts out = look_for_verbs(root_, kKernel);
+    out.library_problem.clear();
+    out.library_unfit.clear();
+    look_at_devices(out, api_);
+    return out;
+  }
+
+  TableVerbs api_;
+  TableDevice* device_ = nullptr;
+  NetworkInterface interface_;
+};
+
+TEST_F(VerbsProbeTest, UsableDeviceIsTheOneThatWouldBeChosen) {
+  const Availability row = verbs_availability(facts());
+  EXPECT_TRUE(row.usable);
+  EXPECT_EQ(row.reason, "rx0 port 1 GID 1 (RoCE v2, " + to_string(interface_.addresses.front()) + ", " + interface_.name + "), MTU 1024; software RDMA (rxe)");
+  EXPECT_EQ(row.next, "");
+  EXPECT_EQ(api_.registered_max, std::size_t{4} << 20);
+  EXPECT_EQ(api_.open_count, 0);
+}
+
+TEST_F(VerbsProbeTest, LockedMemoryLimitIsNamedWithWhatRaisesIt) {
+  device_->register_error = ENOMEM;
+  const Availability row = verbs_availability(facts());
+  EXPECT_FALSE(row.usable);
+  expect_parts(row.reason, {"rx0, 4 MiB (4194304 bytes)", "errno 12", "this process may lock ", "--ulimit memlock=-1"});
+  EXPECT_EQ(row.next, "ulimit -l unlimited");
+}
+
+TEST_F(VerbsProbeTest, TableWithoutAUsableRowIsShownWhole) {
+  device_->state = IBV_PORT_DOWN;
+  const Availability row = verbs_availability(facts());
+  EXPECT_FALSE(row.usable);
+  expect_parts(row.reason, {"no GID can be used; the table:\nrx0 port 1 GID 1 (RoCE v2, ", ": the port is DOWN"});
+  expect_parts(row.next, {"rdma link"});
+  device_->state = IBV_PORT_ACTIVE;
+  device_->open_error = ENOENT;
+  expect_parts(verbs_availability(facts()).reason, {"rx0: ibv_open_device: No such file or directory (errno 2)", "--device=/dev/infiniband"});
+}
+
+TEST_F(VerbsProbeTest, DeviceThatTheLibraryDoesNotListNeedsItsProvider) {
+  put("/sys/class/infiniband/mlx5_0/node_type", "1: CA\n");
+  EXPECT_TRUE(verbs_availability(facts()).usable) << "the other one does";
+  api_.devices.clear();
+  Availability row = verbs_availability(facts());
+  EXPECT_FALSE(row.usable);
+  expect_parts(row.reason, {"libibverbs lists no mlx5_0, for want of its provider; libibverbs lists no rx0"});
+  EXPECT_EQ(row.next, "apt-get install ibverbs-providers");
+}
+
+TEST_F(VerbsProbeTest, KernelWithoutTheUserModuleIsToldToLoadIt) {
+  std::filesystem::remove_all(root_ + "/sys/class/infiniband_verbs");
+  api_.list_error = ENOSYS;
+  const Availability row = verbs_availability(facts());
+  expect_parts(row.reason, {"ibv_get_device_list: Function not implemented (errno 38); module ib_uverbs is not loaded"});
+  EXPECT_EQ(row.next, "modprobe ib_uverbs");
+}
+
+TEST_F(VerbsProbeTest, LibraryThatDoesNotDoIsNamedBesideTheDevice) {
+  VerbsFacts found = look_for_verbs(root_, kKernel);
+  found.library_problem.clear();
+  found.library_unfit = "libibverbs.so.1 has no function ibv_reg_mr: rdma-core 32 or newer is needed";
+  const Availability row = verbs_availability(found);
+  EXPECT_FALSE(row.usable);
+  EXPECT_EQ(row.reason, "libibverbs.so.1 has no function ibv_reg_mr: rdma-core 32 or newer is needed; RDMA device rx0 is there");
 }
 
 TEST_F(ProbeTest, NoGpuIsNothingToInstall) {

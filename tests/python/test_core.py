@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import array
+import subprocess
+import sys
 
 import numpy as np
 import paramwire
@@ -38,3 +40,12 @@ def test_crc_refuses_a_strided_buffer_and_says_what_to_pass():
 def test_crc_refuses_what_is_no_buffer():
     with pytest.raises(TypeError):
         paramwire.crc64("text")
+
+
+def test_rdma_library_is_neither_linked_nor_loaded_until_somebody_asks_for_it():
+    dynamic = subprocess.run(["readelf", "-dW", paramwire._core.__file__], capture_output=True, text=True, check=True)
+    assert "(NEEDED)" in dynamic.stdout
+    assert "ibverbs" not in dynamic.stdout
+    program = "import paramwire; print('ibverbs' in open('/proc/self/maps').read())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"

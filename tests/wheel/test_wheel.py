@@ -78,6 +78,14 @@ def test_every_shared_library_comes_with_the_wheel_or_is_the_run_time(unpacked: 
         assert needed <= ALLOWED_LIBRARIES | inside, f"{path.name} needs {needed - ALLOWED_LIBRARIES - inside}"
 
 
+def test_libibverbs_is_neither_needed_nor_inside(unpacked: Path) -> None:
+    """It is opened at run time: its providers must be of one build with it, and with the kernel's side."""
+    for path in unpacked.rglob("*"):
+        assert "ibverbs" not in path.name
+        if ".so" in path.name:
+            assert "libibverbs" not in output_of("readelf", "-dW", path, cwd=unpacked)
+
+
 def test_the_module_exports_its_init_function_only(unpacked: Path) -> None:
     (module,) = unpacked.glob("paramwire/_core.*.so")
     symbols = output_of("nm", "-D", "--defined-only", module, cwd=unpacked).split()[2::3]

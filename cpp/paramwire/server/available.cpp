@@ -27,6 +27,8 @@ std::vector<SeamAvailability> available_seams() {
           {"coordinators", available_coordinators()}};
 }
 
+std::vector<PortFacts> rdma_ports() { return verbs_here().ports; }
+
 MemoryRoom memory_room() {
   const MemoryLimit limit = memory_limit();
   return {limit.available_bytes, limit.limit_bytes, limit.source};

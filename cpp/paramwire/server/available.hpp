@@ -2,6 +2,7 @@
 #pragma once
 
 #include "paramwire/base/availability.hpp"
+#include "paramwire/net/verbs_route.hpp"
 
 #include <cstdint>
 #include <string>
@@ -15,9 +16,12 @@ struct SeamAvailability {
   std::vector<Availability> lines;
 };
 
-// Looks, each time: opens and closes files, sockets and libraries, and takes one arena of 2 MiB a tier. Any thread.
+// Looks, each time: opens and closes files, sockets, libraries and RDMA devices, and takes one arena of 2 MiB a tier. Any thread.
 // blocks: up to a quarter of a second, where something swallows what is sent to etcd's port.
 std::vector<SeamAvailability> available_seams();
+
+// Every RDMA device's ports and GIDs, as they are now; none where the line of "verbs" says why. Any thread.
+std::vector<PortFacts> rdma_ports();
 
 // How much memory a server here could take now, what bounds that, and which file says so (store/memory_limit.hpp).
 struct MemoryRoom {

@@ -14,10 +14,12 @@ import paramwire as pw
 import pytest
 from paramwire import machine
 from paramwire.cli import main
-from paramwire.cli_doctor import examine, missing, next_steps
+from paramwire.cli_common import console
+from paramwire.cli_doctor import examine, missing, next_steps, rdma_table
 
 SEAMS = {"transports", "tiers", "codecs", "coordinators", "backends"}
-TOP = {"schema", "seams", "machine", "key", "versions", "advice", "server", "missing"}
+TOP = {"schema", "seams", "rdma", "machine", "key", "versions", "advice", "server", "missing"}
+STUB = Path(__file__).resolve().parents[2] / "support" / "verbs_stub.c"
 
 
 def record(capsys, *words):
@@ -64,17 +66,64 @@ def test_the_record_has_every_part(capsys):
     assert found["machine"]["memory"]["available_bytes"] > 0
 
 
-def test_verbs_is_refused_with_what_this_machine_lacks(capsys):
-    row = line(record(capsys)[1], "transports", "verbs")
-    assert not row["usable"]
-    assert "not in this build" in row["reason"]
+def test_verbs_is_usable_by_a_port_of_the_table_or_refused_with_what_this_machine_lacks(capsys):
+    found = record(capsys)[1]
+    row = line(found, "transports", "verbs")
+    if row["usable"]:
+        assert any(f"{port['device']} port {port['port']} GID " in row["reason"] for port in found["rdma"])
+        assert not row["next"]
+        return
     assert ("libibverbs.so.1" in row["reason"]) == (not loads("libibverbs.so.1"))
     devices = Path("/sys/class/infiniband")
     if not devices.is_dir() or not any(devices.iterdir()):
+        assert found["rdma"] == []
         assert "/sys/class/infiniband" in row["reason"]
         assert f"kernel {os.uname().release}" in row["reason"] or Path("/sys/module/rdma_rxe").exists()
         others = [path.name for path in Path("/sys/class/net").iterdir() if path.name != "lo"]
         assert not others or any(f"rdma link add rxe0 type rxe netdev {name}" in row["next"] for name in others)
+
+
+def verbs_beside(library: Path) -> dict[str, object]:
+    """The line of "verbs" in a process that finds `library` before the machine's own."""
+    program = "import json, paramwire as pw; print(json.dumps(pw.available()['transports']))"
+    environment = os.environ | {"LD_LIBRARY_PATH": str(library.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = [row for row in json.loads(done.stdout) if row["name"] == "verbs"]
+    return row
+
+
+def test_a_library_that_does_not_load_leaves_everything_else_working(tmp_path):
+    (tmp_path / "libibverbs.so.1").write_bytes(b"")
+    row = verbs_beside(tmp_path / "libibverbs.so.1")
+    assert not row["usable"]
+    assert "libibverbs.so.1: file too short" in row["reason"]
+
+
+def test_a_library_that_lacks_a_function_is_refused_by_that_functions_name(tmp_path):
+    library = tmp_path / "libibverbs.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-DSTUB_WITHOUT_REG_MR", "-o", library, STUB], check=True, timeout=60)
+    row = verbs_beside(library)
+    assert not row["usable"]
+    assert "libibverbs.so.1 has no function ibv_reg_mr: rdma-core 32 or newer is needed" in row["reason"]
+
+
+def test_rdma_ports_are_shown_a_row_a_gid_with_the_reason_of_each_that_is_of_no_use(capsys):
+    gids = [
+        {"index": 0, "gid": "fe80::1", "type": "RoCE v2", "interface": "", "problem": "no interface has it"},
+        {"index": 1, "gid": "10.1.0.1", "type": "RoCE v2", "interface": "v0", "problem": ""},
+    ]
+    port = {"device": "rx0", "port": 1, "link": "Ethernet", "software": True, "state": "ACTIVE", "mtu": 1024}
+    port |= {"mtu_max": 4096, "message_bytes_max": 1 << 23, "reads_max": 128, "problem": "", "gids": gids}
+    broken = port | {"device": "rx1", "state": "unknown", "problem": "ibv_open_device: errno 19", "gids": []}
+    broken |= {"mtu": 0, "mtu_max": 0}
+    console().print(rdma_table([port, broken]))
+    rows = [" ".join(row.split()) for row in capsys.readouterr().out.splitlines()]
+    assert "rx0:1 ACTIVE 1024 of 4096 0 RoCE v2 fe80::1 no interface has it" in rows
+    assert "rx0:1 ACTIVE 1024 of 4096 1 RoCE v2 10.1.0.1 v0 yes" in rows
+    assert "rx1:1 unknown ibv_open_device: errno 19" in rows
 
 
 def test_cuda_is_refused_with_what_this_machine_lacks(capsys):
@@ -107,14 +156,16 @@ def test_huge_pages_are_looked_at(capsys):
 
 def test_what_is_needed_and_missing_ends_with_status_1(capsys):
     assert record(capsys, "--need", "shm,tcp,cpu,memory,raw")[0] == 0
-    status, found = record(capsys, "--need", "shm,verbs,backends/cuda")
+    status, found = record(capsys, "--need", "shm,etcd,backends/cuda")
     assert status == 1
-    assert [row["name"] for row in found["missing"]] == ["verbs", "backends/cuda"]
+    assert [row["name"] for row in found["missing"]] == ["etcd", "backends/cuda"]
     status, found = record(capsys, "--need", "pigeon")
     assert status == 1
     assert "shm" in found["missing"][0]["reason"]
-    assert main(["doctor", "--need", "verbs"]) == 1
-    assert "missing: verbs: not in this build" in capsys.readouterr().out
+    assert main(["doctor", "--need", "etcd"]) == 1
+    assert "missing: etcd: not in this build" in capsys.readouterr().out
+    verbs = line(record(capsys)[1], "transports", "verbs")
+    assert record(capsys, "--need", "verbs")[0] == (0 if verbs["usable"] else 1)
     assert record(capsys, "--need", "transports/memory")[0] == 1
     assert record(capsys, "--need", "tiers/memory")[0] == 0
 
