@@ -1,4 +1,5 @@
 // What every transport must do, whatever moves its bytes. A transport joins with one row in transports().
+#include "support/fake_verbs.hpp"
 #include "support/rig.hpp"
 
 #include "paramwire/net/shm_link.hpp"
@@ -29,6 +30,7 @@ struct Transport {
   std::function<Result<std::unique_ptr<Link>>(const Endpoint&, Micros deadline)> connect_to;
   bool keyed = false;  // the server has a cluster key
   bool needs_device = false;  // a real RDMA device of this machine: skipped where there is none
+  std::shared_ptr<VerbsApi> fabric{};  // that server and links use instead
 };
 std::ostream& operator<<(std::ostream& out, const Transport& transport) { return out << transport.name; }
 
@@ -46,6 +48,24 @@ std::shared_ptr<InboundCredit> credit(std::uint64_t bytes = 2 * kLinkReceiveBuff
 
 std::shared_ptr<VerbsNode> devices_of_this_machine() {
   return std::make_shared<VerbsNode>(VerbsWish{}, [] { return VerbsLibrary::open(); });
+}
+
+// Two devices of one fabric, which are as good as a machine each.
+std::shared_ptr<VerbsApi> fabric(Delivery delivery) {
+  return std::make_shared<FakeVerbs>(FakeFabric{{FakeDevice::roce("fake0", "127.0.0.1"), FakeDevice::roce("fake1", "127.0.0.1")}, delivery});
+}
+Transport over_fabric(std::string name, const std::shared_ptr<VerbsApi>& fabric, const VerbsOptions& options) {
+  const auto connect_to = [fabric, options](const Endpoint& endpoint, const Incarnation& incarnation, const OmittedReadChecks& omitted, Micros deadline) {
+    VerbsOptions with = options;
+    with.omitted = omitted;
+    return VerbsLink::connect(endpoint, kClient, incarnation, with, std::make_shared<VerbsNode>(VerbsWish{"fake1", {}}, [fabric] { return fabric; }), deadline);
+  };
+  Transport out;
+  out.name = std::move(name);
+  out.connect = [connect_to](const Rig& rig, const OmittedReadChecks& omitted) { return connect_to(rig.tcp_endpoint(), rig.server->incarnation(), omitted, in_seconds(10)); };
+  out.connect_to = [connect_to](const Endpoint& endpoint, Micros deadline) { return connect_to(endpoint, {}, {}, deadline); };
+  out.fabric = fabric;
+  return out;
 }
 
 const std::vector<Transport>& transports() {
@@ -74,6 +94,8 @@ const std::vector<Transport>& transports() {
                                  credit(std::uint64_t{256} << 10), in_seconds(10));
        },
        [](const Endpoint& endpoint, Micros deadline) { return UdpLink::connect(endpoint, kClient, {}, {}, credit(), deadline); }},
+      over_fabric("verbs_on_a_fake_fabric", fabric(Delivery::kAtPost), {}),
+      over_fabric("verbs_by_threads_in_small_slices", fabric(Delivery::kThread), {.busy_poll = true, .slice = 8192, .staging = 65536}),
       {"verbs_on_a_device", [](const Rig& rig, const OmittedReadChecks& omitted) { return VerbsLink::connect(rig.tcp_endpoint(), kClient, rig.server->incarnation(), {.omitted = omitted}, devices_of_this_machine(), in_seconds(20)); },
        [](const Endpoint& endpoint, Micros deadline) { return VerbsLink::connect(endpoint, kClient, {}, {}, devices_of_this_machine(), deadline); }, false, true},
       {"verbs_with_a_key_and_small_slices", [](const Rig& rig, const OmittedReadChecks& omitted) { return VerbsLink::connect(rig.tcp_endpoint(), keyed_caller(), rig.server->incarnation(), {.omitted = omitted, .busy_poll = true, .slice = 8192, .staging = 65536}, devices_of_this_machine(), in_seconds(20)); },
@@ -104,6 +126,10 @@ class TransportTest : public ::testing::TestWithParam<Transport> {
   static ServerOptions options() {
     ServerOptions out;
     if (GetParam().keyed) out.key = cluster_key();
+    if (const auto fabric = GetParam().fabric) {
+      out.verbs = "fake0";
+      out.verbs_library = [fabric] { return fabric; };
+    }
     return out;
   }
 

@@ -24,7 +24,7 @@
 namespace paramwire {
 
 struct VerbsOptions {
-  OmittedReadChecks omitted;
+  OmittedReadChecks omitted{};
   // Spin on the completions instead of sleeping.
   bool busy_poll = false;
   std::uint32_t slice = 1 << 20;   // bytes of one READ at most; the device's max_msg_sz where that is less
