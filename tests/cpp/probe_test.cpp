@@ -162,10 +162,16 @@ TEST_F(VerbsProbeTest, TableWithoutAUsableRowIsShownWhole) {
   const Availability row = verbs_availability(facts());
   EXPECT_FALSE(row.usable);
   expect_parts(row.reason, {"no GID can be used; the table:\nrx0 port 1 GID 1 (RoCE v2, ", ": the port is DOWN"});
-  expect_parts(row.next, {"rdma link"});
+  EXPECT_EQ(row.next, "ip link set " + interface_.name + " up");
   device_->state = IBV_PORT_ACTIVE;
+  device_->gids.front().ndev_ifindex = 0;
+  const Availability elsewhere = verbs_availability(facts());
+  expect_parts(elsewhere.reason, {"no interface of this network namespace has that address"});
+  expect_parts(elsewhere.next, {"rdma link"});
   device_->open_error = ENOENT;
-  expect_parts(verbs_availability(facts()).reason, {"rx0: ibv_open_device: No such file or directory (errno 2)", "--device=/dev/infiniband"});
+  const Availability closed = verbs_availability(facts());
+  expect_parts(closed.reason, {"rx0: ibv_open_device: No such file or directory (errno 2)", "--device=/dev/infiniband"});
+  EXPECT_EQ(closed.next, "");
 }
 
 TEST_F(VerbsProbeTest, DeviceThatTheLibraryDoesNotListNeedsItsProvider) {
@@ -176,6 +182,16 @@ TEST_F(VerbsProbeTest, DeviceThatTheLibraryDoesNotListNeedsItsProvider) {
   EXPECT_FALSE(row.usable);
   expect_parts(row.reason, {"libibverbs lists no mlx5_0, for want of its provider; libibverbs lists no rx0"});
   EXPECT_EQ(row.next, "apt-get install ibverbs-providers");
+}
+
+TEST_F(VerbsProbeTest, DeviceWithoutItsFileNeedsAnotherStartOfTheContainer) {
+  put("/sys/class/infiniband_verbs/uverbs0/ibdev", "rx0\n");
+  api_.devices.clear();
+  Availability row = verbs_availability(facts());
+  EXPECT_EQ(row.reason, "device rx0 has no file in /dev/infiniband");
+  expect_parts(row.next, {"--device=/dev/infiniband"});
+  put("/dev/infiniband/uverbs0", "");
+  expect_parts(verbs_availability(facts()).reason, {"for want of its provider"});
 }
 
 TEST_F(VerbsProbeTest, KernelWithoutTheUserModuleIsToldToLoadIt) {

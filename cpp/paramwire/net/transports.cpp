@@ -78,11 +78,31 @@ void no_list(const VerbsFacts& facts, Problems& out) {
     out.steps.emplace_back("modprobe ib_uverbs");
   }
   if (!out.reasons.empty()) return;
+  bool file_lacks = false;
+  bool provider_lacks = false;
   for (const std::string& device : facts.devices) {
     if (std::any_of(facts.ports.begin(), facts.ports.end(), [&](const PortFacts& port) { return port.device == device; })) continue;
-    out.reasons.push_back(cat("libibverbs lists no ", device, ", for want of its provider"));
-    if (has_apt(facts) && out.steps.empty()) out.steps.emplace_back("apt-get install ibverbs-providers");
+    const bool fileless = std::find(facts.fileless.begin(), facts.fileless.end(), device) != facts.fileless.end();
+    out.reasons.push_back(fileless ? cat("device ", device, " has no file in /dev/infiniband") : cat("libibverbs lists no ", device, ", for want of its provider"));
+    file_lacks = file_lacks || fileless;
+    provider_lacks = provider_lacks || !fileless;
   }
+  if (file_lacks) out.steps.emplace_back("--device=/dev/infiniband  # to start the container with");
+  if (provider_lacks && has_apt(facts)) out.steps.emplace_back("apt-get install ibverbs-providers");
+}
+
+// Rows, of which none can be used. What is wrong with a device that can't be asked stands in its row.
+void no_row(const VerbsFacts& facts, Problems& out) {
+  bool asked = false;
+  for (const PortFacts& port : facts.ports) {
+    asked = asked || port.problem.empty();
+    for (const GidRow& row : port.gids) {
+      std::string step = cat("ip link set ", row.interface, " up");
+      const bool told = std::find(out.steps.begin(), out.steps.end(), step) != out.steps.end();
+      if (port.state == "DOWN" && !row.interface.empty() && !told) out.steps.push_back(std::move(step));
+    }
+  }
+  if (asked && out.steps.empty()) out.steps.emplace_back("rdma link  # tells each device's interface: it must be up in this network namespace, with an address");
 }
 
 std::string usable_text(const VerbsChoice& choice) { return cat(choice.to_string(), ", MTU ", choice.mtu, choice.software ? "; software RDMA (rxe)" : ""); }
@@ -98,7 +118,12 @@ VerbsFacts look_for_verbs(const std::string& root, const std::string& kernel) {
   out.modules_on_disk = exists(modules);
   out.rxe_loaded = exists(root + "/sys/module/rdma_rxe") || file_mentions(modules + "/modules.builtin", "/rdma_rxe.ko");
   out.rxe_on_disk = file_mentions(modules + "/modules.dep", "/rdma_rxe.ko");
-  out.uverbs_loaded = exists(root + "/sys/class/infiniband_verbs");
+  const std::string uverbs = root + "/sys/class/infiniband_verbs";
+  out.uverbs_loaded = exists(uverbs);
+  for (const std::string& name : names_in(uverbs)) {
+    const std::string device = first_line(cat(uverbs, "/", name, "/ibdev"));
+    if (!device.empty() && !exists(cat(root, "/dev/infiniband/", name))) out.fileless.push_back(device);
+  }
   out.library_problem = library_problem("libibverbs.so.1");
   if (out.library_problem.empty()) {
     if (const auto library = VerbsLibrary::open(); !library.ok()) out.library_unfit = library.error().message();
@@ -145,7 +170,7 @@ Availability verbs_availability(const VerbsFacts& facts) {
       if (facts.memory_problem.find("ulimit -l") != std::string::npos) found.steps.emplace_back("ulimit -l unlimited");
     } else if (!facts.ports.empty()) {
       found.reasons.push_back(choices.error().message());
-      found.steps.emplace_back("rdma link  # the interface of each device, which must be up in this network namespace, with an address");
+      no_row(facts, found);
     }
   }
   return {"verbs", false, joined(found.reasons, "; "), joined(found.steps, "\n")};

@@ -16,6 +16,7 @@ struct VerbsFacts {
   std::string kernel;                // release of the running kernel
   std::string distribution;          // "debian", ...
   std::vector<std::string> devices;  // of /sys/class/infiniband
+  std::vector<std::string> fileless;  // those of them whose file in /dev/infiniband is not here: containers get none by themselves
   bool uverbs_loaded = false;        // the module ib_uverbs, by which programs reach devices, or built in
   bool rxe_loaded = false;           // the module rdma_rxe (soft-RoCE: RDMA over any network interface), or built in
   bool rxe_on_disk = false;          // modprobe would find it

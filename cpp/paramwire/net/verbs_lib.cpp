@@ -3,6 +3,7 @@
 #include "paramwire/base/text.hpp"
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -135,8 +136,10 @@ class LoadedVerbs final : public VerbsApi {
   // provider is called with the size of ours where it knows of sizes.
   int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* out) override {
     std::memset(out, 0, sizeof *out);
-    verbs_context* extended = verbs_get_ctx_op(context, query_port);
-    if (extended != nullptr) return error_of(extended->query_port(context, port, out, sizeof *out));
+    // The header's verbs_get_ctx_op() in standard C++. The structure grows at its front: `sz` counts from the end.
+    verbs_context* extended = ::verbs_get_ctx(context);
+    const bool has = extended != nullptr && extended->sz >= sizeof *extended - offsetof(verbs_context, query_port) && extended->query_port != nullptr;
+    if (has) return error_of(extended->query_port(context, port, out, sizeof *out));
     return error_of(call_.query_port(context, port, reinterpret_cast<_compat_ibv_port_attr*>(out)));
   }
 

@@ -100,8 +100,10 @@ std::string pinned_text() {
 
 std::string open_problem(int error) {
   std::string out = errno_error(Code::kUnavailable, "ibv_open_device", error).message();
-  if (error == ENOENT) out += ": its file in /dev/infiniband is not here; a container needs --device=/dev/infiniband";
-  if (error == EACCES || error == EPERM) out += ": this user, or container, may not use its file in /dev/infiniband";
+  // libibverbs makes ENOENT of both.
+  if (error == ENOENT || error == EACCES || error == EPERM) {
+    out += ": its file in /dev/infiniband is not here, or not for this user (ls -l /dev/infiniband); a container needs --device=/dev/infiniband";
+  }
   if (error == ENODEV) out += ": it is gone, or belongs to another network namespace (rdma system show)";
   if (error == ENOMEM) out += cat(": locked memory is ", memlock_text(), "; ulimit -l unlimited, in a container --ulimit memlock=-1");
   return out;
