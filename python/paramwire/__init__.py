@@ -156,9 +156,8 @@ class Server(_Server):
         trace:             records this server's spans; by default nothing is recorded
         key:               file of the cluster key (`paramwire key new FILE`): with it every TCP connection is
                            encrypted, and only clients with the same key are served
-        verbs:             "auto": RDMA devices that are here may read the arenas; "off"; or a device, "rx0", or with its
-                           port "rx0:1", which must work then. Readers' devices are told where by their control
-                           connections; stats()["no_verbs"] says why it is not to be had
+        verbs:             "auto": the arenas can be read by RDMA where there is a device; "off"; or a device, "rx0", or
+                           with its port "rx0:1", which must work then. stats()["no_verbs"] says why it is not to be had
         verbs_gid_index:   of that port's GID table; by default chosen for each client by its address
         errors:            InvalidError for options that can't be meant; UnavailableError with the system's reason;
                            NotFoundError and DeniedError for the key's file
@@ -210,8 +209,8 @@ def connect(
     """Connect to the server at `address`.
 
     address:          "tcp://HOST:PORT", "HOST:PORT" or "unix:PATH", as Server.address gives it
-    transport:        "auto" takes the first of shm, verbs, udp, tcp that works (Client.rejected says why not the others;
-                      udp needs a receive buffer of 8 MiB for large fetches); any of them pins it
+    transport:        "auto" takes the first of shm, verbs, udp, tcp that works (Client.rejected says why not the
+                      others; udp needs a receive buffer of 8 MiB for large fetches); any of them pins it
     small_transport:  of fetches whose blocks have at most `small_bytes` together. None: as `transport`, where "auto"
                       takes udp for them beside tcp for the others; "same", or a transport's name, pins it
     strict:           UnavailableError where "auto" would go on without a transport that should work here, such as shm
@@ -219,8 +218,8 @@ def connect(
     timeout:          of every call that brings none, this one included, seconds
     lease_ttl:        of leased snapshots, renewed by a thread at a third of it, seconds
     verify:           False only to measure a transport bare: then no bytes are checked
-    busy_poll:        over udp and verbs a fetch spins instead of sleeping: several times lower latency, for a whole core while it
-                      waits (stats()["udp_busy_poll_us"])
+    busy_poll:        over udp and verbs a fetch spins instead of sleeping: several times lower latency, for a whole core
+                      while it waits (stats()["udp_busy_poll_us"])
     drop_view_pages:  pages of a released view leave this process's memory at once, for readers under a memory budget
     trace:            records the spans of this client and of engines over its snapshots; by default nothing is
     key:              file of the cluster key that the server has: TCP connections are then encrypted, and the server

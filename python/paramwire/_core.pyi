@@ -420,10 +420,10 @@ class Client:
         """
 
     def register(self, buffer: Any) -> Registration:
-        """Let RDMA devices write fetches straight into `buffer`, a writable array or buffer of one run of memory, or into
-        parts of it; over other transports it has no effect. Without, fetches over verbs go through a staging buffer of
-        4 MiB a link, with one copy. Worth it for large `out=` arrays that are used again and again: registering pins
-        their pages, some milliseconds for 16 MiB.
+        """Let RDMA devices write fetches straight into `buffer`, a writable array or buffer of one run of memory, or
+        into parts of it; over other transports it has no effect. Without, fetches over verbs go through a staging
+        buffer of 4 MiB a link, with one copy. Worth it for large `out=` arrays that are used again and again:
+        registering pins their pages, some milliseconds for 16 MiB.
 
         returns:  keeps `buffer` alive; release() it, or leave its `with` block, when no fetch uses it
         errors:   InvalidError, TypeError for a buffer that can't be filled; UnavailableError for memory that devices

@@ -27,6 +27,7 @@ from paramwire.cli_bench_setting import (
     setting_of,
     wanted_transports,
 )
+from paramwire.cli_bench_verbs import VERBS_FIGURES, one_verbs_figure, show_verbs
 from paramwire.cli_common import (
     CliError,
     console,
@@ -73,6 +74,8 @@ def bench_sizes(options: argparse.Namespace) -> int:
 
 
 def figures_of(transport: str) -> tuple[str, ...]:
+    if transport == "verbs":
+        return (*VERBS_FIGURES,)
     return SHM_FIGURES if transport == "shm" else OTHER_FIGURES
 
 
@@ -91,7 +94,10 @@ def bench_size(
         for transport in transports:
             for figure in figures_of(transport):
                 progress.update(task, description=f"{size_name(size)} {transport}: {figure}")
-                yield one_figure(setting, transport, *figure.split()) | context(options)
+                if transport == "verbs":
+                    yield one_verbs_figure(setting, figure) | context(options)
+                else:
+                    yield one_figure(setting, transport, *figure.split()) | context(options)
                 progress.advance(task)
 
 
@@ -231,6 +237,8 @@ def show(records: Sequence[Record]) -> None:
     """A table for each transport, narrow enough for 100 columns."""
     ours = [record for record in records if record["bench"] != "peer"]
     out = console()
+    show_verbs([record for record in ours if record["transport"] == "verbs"])
+    ours = [record for record in ours if record["transport"] != "verbs"]
     for transport in dict.fromkeys(record["transport"] for record in ours):
         mine = [record for record in ours if record["transport"] == transport]
         rows = [

@@ -57,7 +57,8 @@ CHECK_BYTES = 64 << 20
 # Transports whose clients can poll.
 BUSY_POLLING = ("udp",)
 # Ends of the names of client statistics that are not counted up.
-GAUGES = ("receive_buffer_bytes", "receive_buffer_asked_bytes", "segment_bytes", "window_bytes", "round_trip_us")
+GAUGES = ("regions", "mtu_bytes", "slice_bytes", "reads_on_wire", "gid_index", "staging_bytes", "failed_status",
+          "receive_buffer_bytes", "receive_buffer_asked_bytes", "segment_bytes", "window_bytes", "round_trip_us")
 
 UDP_SEGMENTS = "plain udp, segments"
 UDP_DATAGRAMS = "plain udp, 64 KiB datagrams"
@@ -153,10 +154,16 @@ def address_for(transport: str, ready: dict[str, Any]) -> str:
 
 
 def connected(
-    address: str, transport: str, timeout: float, wait: str = "blocking", key: str | None = None
+    address: str,
+    transport: str,
+    timeout: float,
+    wait: str = "blocking",
+    key: str | None = None,
+    *,
+    verify: bool = True,
 ) -> paramwire.Client:
     """A client that waits in the way asked for, one of waits_of()."""
-    more: dict[str, Any] = {"busy_poll": True} if wait == "busy_poll" else {}
+    more: dict[str, Any] = {"verify": verify, "busy_poll": wait == "busy_poll"}
     return paramwire.connect(address, transport=transport, timeout=timeout, key=key, **more)
 
 
@@ -207,9 +214,9 @@ class Setting:
     def rounds(self) -> int:
         return CLOSE_ROUNDS if self.key else ROUNDS
 
-    def connect(self, transport: str, wait: str = "blocking") -> paramwire.Client:
+    def connect(self, transport: str, wait: str = "blocking", *, verify: bool = True) -> paramwire.Client:
         key = self.network.key if self.network else self.key
-        return connected(address_for(transport, self.ready), transport, self.timeout, wait, key)
+        return connected(address_for(transport, self.ready), transport, self.timeout, wait, key, verify=verify)
 
     def connect_keyless(self, transport: str, wait: str) -> paramwire.Client:
         return connected(address_for(transport, self.keyless), transport, self.timeout, wait)
