@@ -42,6 +42,7 @@ COMMANDS = {
     "key new": "paramwire.cli_key:new",
     "key show-id": "paramwire.cli_key:show_id",
     "softroce run": "paramwire.cli_softroce:run",
+    "softroce doctor": "paramwire.cli_softroce:doctor",
     "softroce build": "paramwire.cli_softroce:build",
     "bench fetch": "paramwire.cli_bench_fetch:bench_fetch",
     "bench latency": "paramwire.cli_bench_latency:bench_latency",
@@ -239,6 +240,7 @@ def make_parser() -> argparse.ArgumentParser:
     deeds = softroce.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     for name, about in (
         ("run", "run a command with the devices rx0 and rx1 up, here or in a guest, and return its status"),
+        ("doctor", "say what is there for that, what is missing, and what to type next"),
         ("build", "make the guest's kernel ahead of time"),
     ):
         made = deeds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])

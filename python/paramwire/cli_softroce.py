@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from paramwire.cli_common import CliError, byte_size, positive, seconds
+from rich.table import Table
+from rich.text import Text
+
+from paramwire.cli_common import CliError, byte_size, console, json_line, positive, seconds
+
+if TYPE_CHECKING:
+    from paramwire.softroce.findings import Row
 
 # Exit statuses of `run` beside the command's own, as timeout(1) and env(1) have them.
 TIMED_OUT, NO_STATUS = 124, 125
+
+# Of the doctor's JSON record: goes up when a field goes away or changes its meaning.
+SCHEMA = 1
 
 
 def add_softroce(name: str, parser: argparse.ArgumentParser) -> None:
@@ -106,3 +118,38 @@ def build(options: argparse.Namespace) -> int:
         raise CliError(f"softroce: {error}") from None
     print(f"kernel {made.release} ({made.package} {made.version}) in {made.folder}")
     return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Status 0: `run` can work some way."""
+    from paramwire import softroce
+    from paramwire.softroce import findings
+
+    facts = findings.examine(softroce.cache_folder(os.environ), thorough=True)
+    rows = [*findings.host_rows(facts), *findings.guest_rows(facts)]
+    where = findings.verdict(rows)
+    if options.json:
+        parts = [dataclasses.asdict(row) for row in rows]
+        json_line({"schema": SCHEMA, "where": where, "kernel": facts.release, "rows": parts})
+        return 0 if where else 1
+    show(rows)
+    said = {"host": "on this kernel", "guest": "in a guest", None: "nowhere yet"}[where]
+    console().print(f"\nparamwire softroce run works: {said}")
+    return 0 if where else 1
+
+
+def show(rows: Sequence[Row]) -> None:
+    titles = {"host": "On this kernel (as root)", "guest": "In a guest"}
+    for part, title in titles.items():
+        mine = [row for row in rows if row.part == part]
+        made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+        made.add_column(style="dim", no_wrap=True)
+        made.add_column(no_wrap=True)
+        made.add_column(overflow="fold")
+        for row in mine:
+            text = Text(row.text)
+            if row.next and not row.usable:
+                text.append(f"\n{row.next}", style="cyan")
+            answer = Text("yes", style="green") if row.usable else Text("no", style="yellow")
+            made.add_row(row.name, answer, text)
+        console().print(made)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from paramwire.softroce import findings, guest, host
+from paramwire.softroce import findings, guest, host, qemu
 from paramwire.softroce.common import CommandTimeout, NoHostDevices, SoftRoceError
 
 __all__ = ["CommandTimeout", "NoHostDevices", "Options", "SoftRoceError", "cache_folder", "guest_environment", "run"]
@@ -123,7 +123,7 @@ def run_in_guest(options: Options, folder: str, cache: Path, reason: str, say: C
     program = options.command[0]
     if "/" in program:
         keep.append(os.path.join(folder, program))
-    made = guest.Guest(
+    made = qemu.Guest(
         command=options.command,
         environment={**guest_environment(options.environment), **options.extra, "PARAMWIRE_SOFTROCE": "guest"},
         folder=folder,

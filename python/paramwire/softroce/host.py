@@ -36,20 +36,38 @@ def devices(mtu: int) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert holder.stdout is not None
+    made: dict[str, str] = {}
     try:
-        made: dict[str, str] = {}
         for line in iter(holder.stdout.readline, "\n"):
             if not line:  # it ended before the empty line
-                _, said = holder.communicate()
-                raise NoHostDevices(" ".join(said.split()))
+                raise NoHostDevices(end_of(holder))
             name, _, value = line.strip().partition("=")
             made[name] = " ".join(shlex.split(value))
         yield holder, made
-    finally:
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            _, said = holder.communicate(timeout=DOWN_SECONDS)
-            if said.strip():
-                raise SoftRoceError(f"taking the devices down: {' '.join(said.split())}")
+    except BaseException:
+        end_of(holder)  # what it said matters less than this
+        raise
+    said = end_of(holder)
+    if said:
+        raise SoftRoceError(f"taking the devices down: {said}")
+
+
+def end_of(holder: subprocess.Popen[str]) -> str:
+    """Ends its input, and waits for its end. returns: what it said, in one line; "" the second time"""
+    if holder.returncode is not None:
+        return ""
+    try:
+        _, said = holder.communicate(timeout=DOWN_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"not done after {DOWN_SECONDS:g} s; rdma link and ip link show what is there"
+    return " ".join(said.split()) or (f"devices.sh ended with status {holder.returncode}" if holder.returncode else "")
+
+
+def tell(holder: subprocess.Popen[str], line: str) -> None:
+    assert holder.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # end_of() tells its status
+        holder.stdin.write(line)
+        holder.stdin.flush()
 
 
 def end_group(process: subprocess.Popen[bytes], number: int) -> None:
@@ -74,10 +92,8 @@ def run(
         except OSError as error:
             os.write(stderr, f"{command[0]}: {error.strerror}\n".encode())
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
-        assert holder.stdin is not None
         try:
-            holder.stdin.write(f"{process.pid}\n")
-            holder.stdin.flush()
+            tell(holder, f"{process.pid}\n")
             status = process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             end_group(process, signal.SIGTERM)
@@ -89,5 +105,5 @@ def run(
             # It, and what it left running.
             end_group(process, signal.SIGKILL)
             process.wait()
-            holder.stdin.write("forget\n")
+            tell(holder, "forget\n")
         return status if status >= 0 else 128 - status
