@@ -218,8 +218,8 @@ def connect(
     timeout:          of every call that brings none, this one included, seconds
     lease_ttl:        of leased snapshots, renewed by a thread at a third of it, seconds
     verify:           False only to measure a transport bare: then no bytes are checked
-    busy_poll:        over udp and verbs a fetch spins instead of sleeping: several times lower latency, for a whole core
-                      while it waits (stats()["udp_busy_poll_us"])
+    busy_poll:        over udp and verbs a fetch spins instead of sleeping: several times lower latency, for a whole
+                      core while it waits (stats()["udp_busy_poll_us"])
     drop_view_pages:  pages of a released view leave this process's memory at once, for readers under a memory budget
     trace:            records the spans of this client and of engines over its snapshots; by default nothing is
     key:              file of the cluster key that the server has: TCP connections are then encrypted, and the server
