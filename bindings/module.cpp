@@ -26,4 +26,5 @@ PYBIND11_MODULE(_core, module) {
   bind_snapshot(module);
   bind_graph(module);
   bind_engine(module);
+  bind_timing(module);
 }

@@ -17,5 +17,6 @@ void bind_client(pybind11::module_& module);
 void bind_snapshot(pybind11::module_& module);
 void bind_graph(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
+void bind_timing(pybind11::module_& module);
 
 }  // namespace paramwire::bindings

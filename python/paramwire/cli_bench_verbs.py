@@ -15,12 +15,14 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 import paramwire
-from paramwire._core import rdma_ports
+from paramwire._core import rdma_ports, time_fetches
 from paramwire.cli_bench_common import percentiles
 from paramwire.cli_bench_output import Record, yes
 from paramwire.cli_bench_setting import Setting, counters
@@ -119,7 +121,7 @@ class Perftest:
 
 
 def one_verbs_figure(setting: Setting, bench: str) -> Record:
-    """One of VERBS_FIGURES: into registered memory, from Python, the manifest known."""
+    """One of VERBS_FIGURES: into registered memory, one block after another, the manifest and its locators known."""
     verify = VERBS_FIGURES[bench]
     with (
         setting.connect("verbs", verify=verify) as client,
@@ -127,6 +129,7 @@ def one_verbs_figure(setting: Setting, bench: str) -> Record:
         client.snapshot() as snapshot,
     ):
         names, targets, fetch = setting.names, setting.targets, snapshot.fetch
+        native = partial(time_fetches, snapshot, names, targets)
         device = Device.of(client)
         small = setting.size <= LATENCY_BYTES_MAX
         for index in range(setting.count):
@@ -139,7 +142,7 @@ def one_verbs_figure(setting: Setting, bench: str) -> Record:
         reads = reads_that_fit(perftest, small, round_seconds, setting.size)
         for _ in range(ROUNDS):
             their_round(theirs, perftest, reads, small, setting.size)
-            times += our_round(ours, lambda index: fetch(names[index], out=targets[index]), setting, round_seconds)
+            times += our_round(ours, native, setting.size, round_seconds)
         after = client.stats()
         correct = setting.right(lambda index: fetch(names[index], out=targets[index]), setting.count)
     ratios = [a / b for a, b in zip(ours.rounds_gb_per_s, theirs.rounds_gb_per_s, strict=True)] if not small else None
@@ -147,7 +150,7 @@ def one_verbs_figure(setting: Setting, bench: str) -> Record:
     together = 1 / (1 / statistics.median(theirs.rounds_gb_per_s) + 1 / check) if check else None
     return {
         "bench": bench.replace(" ", "_"),
-        "language": "python",
+        "language": "c++",
         "transport": "verbs",
         "bytes": setting.size,
         "memory": "cold",
@@ -181,7 +184,7 @@ def one_verbs_figure(setting: Setting, bench: str) -> Record:
 
 def reads_that_fit(perftest: Perftest, small: bool, seconds: float, size: int) -> int:
     line = perftest.run(1000 if small else TRIAL_READS)
-    each = float(line[4]) * 1e-6 if small else size / (float(line[3]) * MEGABYTE)
+    each = float(line[4]) * 1e-6 if small else size / (float(line[3]) * MEGABYTE or 1.0)
     return int(seconds / each)
 
 
@@ -197,21 +200,14 @@ def their_round(side: Side, perftest: Perftest, reads: int, small: bool, size: i
         side.rounds_gb_per_s.append(float(line[3]) * MEGABYTE / 1e9)
 
 
-def our_round(side: Side, call: Callable[[int], object], setting: Setting, seconds: float) -> list[int]:
-    clock = time.perf_counter_ns
-    times: list[int] = []
+def our_round(side: Side, fetches: Callable[[float], npt.NDArray[np.int64]], size: int, seconds: float) -> list[int]:
     cpu = processor_seconds()
-    begin = now = clock()
-    while now - begin < seconds * 1e9 or not times:
-        call(len(times) % setting.count)
-        after = clock()
-        times.append(after - now)
-        now = after
+    times = fetches(seconds)
     side.cpu_s += processor_seconds() - cpu
-    side.moved += len(times) * setting.size
-    side.rounds_gb_per_s.append(len(times) * setting.size / (now - begin))
+    side.moved += times.size * size
+    side.rounds_gb_per_s.append(times.size * size / int(times.sum()))
     side.rounds_us.append(float(np.median(times)) / 1000)
-    return times
+    return [int(each) for each in times]
 
 
 def check_gb_per_s(setting: Setting) -> float:
@@ -248,6 +244,6 @@ def show_verbs(records: Sequence[Record]) -> None:
     columns = ("what", "block", "p50", "GB/s", "base p50", "GB/s", "ratio", "with check", "CPU s/MiB", "base", "right")
     how = "a software device, which says nothing of hardware" if records[0]["software_device"] else records[0]["device"]
     out = console()
-    out.print(table(f"verbs, from Python, over {how}; base: perftest", columns, rows, left=("what",)))
+    out.print(table(f"verbs, from C++, over {how}; base: perftest", columns, rows, left=("what",)))
     out.print("ratio: speed over ib_read_bw's, or p50 over ib_read_lat's; with check: over reading, then one CRC pass")
     out.print()
