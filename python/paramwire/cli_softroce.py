@@ -74,10 +74,15 @@ def note(text: str) -> None:
     print(f"paramwire: softroce: {text}", file=sys.stderr, flush=True)
 
 
+def command_of(options: argparse.Namespace) -> list[str]:
+    given: list[str] = options.argv
+    return given[1:] if given[:1] == ["--"] else given
+
+
 def run(options: argparse.Namespace) -> int:
     from paramwire import softroce
 
-    command = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
+    command = command_of(options)
     if not command:
         raise CliError("no command: paramwire softroce run -- CMD...")
     wanted = softroce.Options(

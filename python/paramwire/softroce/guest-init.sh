@@ -34,6 +34,10 @@ mount -t tmpfs -o mode=755 over /over && mkdir /over/up /over/work &&
   mount -t overlay -o lowerdir=/host,upperdir=/over/up,workdir=/over/work overlay /new || stop "no overlay over the host's /"
 mount -t proc proc /new/proc && mount -t sysfs sysfs /new/sys && mount -t devtmpfs devtmpfs /new/dev &&
   mkdir -p /new/dev/pts /new/dev/shm && mount -t devpts devpts /new/dev/pts || stop "no proc, sys or dev"
+# What udev makes elsewhere.
+for link in fd=fd stdin=fd/0 stdout=fd/1 stderr=fd/2; do
+  ln -s "/proc/self/${link#*=}" "/new/dev/${link%=*}"
+done
 
 keep() {
   if [ -d "/new$1" ]; then mkdir -p "$2"; else mkdir -p "${2%/*}" && touch "$2"; fi && mount --bind "/new$1" "$2"

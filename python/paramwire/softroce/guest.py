@@ -31,7 +31,8 @@ from paramwire.softroce.streams import Lines, MarkedStream, Tail
 KVM_HELLO_SECONDS = 15.0
 # From the command's end, or its last output, to the end of its streams: milliseconds, unless the guest is broken.
 DRAIN_SECONDS = 30.0
-CONSOLE_LINES = 40
+# A kernel that panics says why, and then 50 lines more.
+CONSOLE_LINES = 80
 
 # They take the bytes of "stdout" and "stderr", and of the kernel's "console" if there is one.
 Sinks = Mapping[str, Callable[[bytes], None]]
@@ -163,7 +164,7 @@ def run_in(
 ) -> Ended:
     # No program writes this by chance.
     mark = b"\0softroce-end-" + secrets.token_hex(16).encode() + b"\0"
-    machine = Machine(guest, kernel, accelerator, mark)
+    machine = Machine(guest, kernel, accelerator, mark, quiet="console" not in sinks)
     try:
         session = Session(guest, machine, mark, sinks, hello_seconds)
         session.run()

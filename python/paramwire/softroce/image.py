@@ -307,7 +307,8 @@ def build(cache: Path, say: Callable[[str], None], deb: Path | None = None) -> I
             if old.is_dir():
                 shutil.rmtree(old, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=cache) as work:
-            say(f"making the guest's kernel from {package.name} {package.version} (once; a download of about 70 MB)")
+            how = "a download of about 70 MB, once" if deb is None else f"from {deb}"
+            say(f"making the guest's kernel of {package.name} {package.version} ({how})")
             entry = Path(work) / "entry"
             entry.mkdir()
             fill(entry, deb.absolute() if deb else download(package, Path(work)), package, Path(work))

@@ -133,14 +133,14 @@ def memory_file(name: str, *parts: bytes) -> int:
     return descriptor
 
 
-def machine_words(guest: Guest, accelerator: str) -> list[str]:
+def machine_words(guest: Guest, accelerator: str, *, quiet: bool) -> list[str]:
     kvm = accelerator == "kvm"
     words = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc"]
     words += ["-accel", "kvm" if kvm else "tcg,thread=multi", "-cpu", "host" if kvm else "max"]
     words += ["-smp", str(guest.cpus), "-m", str(guest.memory_mib)]
     # rcu_expedited: loading modules and making devices waits for all processors many times.
     quick = "mitigations=off no_timer_check rcupdate.rcu_expedited=1 8250.nr_uarts=1 i8042.nokbd i8042.noaux"
-    return [*words, "-append", f"console=ttyS0 quiet panic=-1 {quick}"]
+    return [*words, "-append", f"console=ttyS0 panic=-1 {quick}{' quiet' if quiet else ''}"]
 
 
 def share_words(guest: Guest) -> list[str]:
@@ -181,7 +181,7 @@ def open_image(cache: Path, say: Callable[[str], None]) -> OpenImage:
 class Machine:
     """QEMU while it runs, and our ends of its ports."""
 
-    def __init__(self, guest: Guest, kernel: OpenImage, accelerator: str, mark: bytes) -> None:
+    def __init__(self, guest: Guest, kernel: OpenImage, accelerator: str, mark: bytes, *, quiet: bool) -> None:
         qemu = program("qemu-system-x86_64")
         with contextlib.ExitStack() as theirs:
             initramfs = memory_file("initramfs", kernel.modules, archive(guest, mark))
@@ -201,7 +201,7 @@ class Machine:
                 else:
                     words += ["-device", f"virtserialport,chardev={name},name={name},nr={number}"]
             self.process = subprocess.Popen(
-                [qemu, *machine_words(guest, accelerator), *words, *share_words(guest)],
+                [qemu, *machine_words(guest, accelerator, quiet=quiet), *words, *share_words(guest)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
