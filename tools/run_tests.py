@@ -167,6 +167,13 @@ def long_faults(run: Run) -> None:
     run.pytest("--soak", *(str(path.relative_to(ROOT)) for path in files))
 
 
+def long_torn_reads(run: Run) -> None:
+    """Other seeds than those of `make test`, and fifteen times as many reads."""
+    run.command(*setup("build:dev"))
+    for mode in ("seq", "crc", "both"):
+        run.check("build/dev/tests/torn_reads_test", f"--mode={mode}", "--reads=50000000", "--seed=1000001")
+
+
 def sanitized(preset: str, label: str | None) -> Callable[[Run], None]:
     def run_sanitized(run: Run) -> None:
         prefix = without_address_randomisation()
@@ -229,6 +236,8 @@ SUITES = (
     Suite("tsan-all", 20, sanitized("tsan", None), "every C++ test, data races", soak=True),
     Suite("fuzz-soak", 25, fuzz(120), "the same, two minutes each", exists="tests/fuzz", soak=True),
     Suite("faults-soak", 12, long_faults, "fault tests at full size and length", ("package",), soak=True),
+    Suite("torn-soak", 8, long_torn_reads, "one-sided reads under a writer, lines in any order", exists="tests/torn",
+          soak=True),
     Suite("isolated", 5, isolated_install, "pip install . in a clean virtual environment", soak=True),
 )
 

@@ -1,5 +1,5 @@
 // What a test can do to the fake fabric: failing calls and READs, silent peers, devices that change, lines in random order.
-#include "support/verbs_ends.hpp"
+#include "support/raw_verbs.hpp"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 TEST(FakeVerbsFaults, TheNthCallFailsWithItsErrno) {
   FakeVerbs fabric(two_devices());
-  VerbsEnd end(fabric, "rx0");
+  RawEnd end(fabric, "rx0");
   std::vector<std::byte> bytes(100);
   fabric.fail(FakeCall::kRegMr, ENOMEM, 2, 2);
   EXPECT_NE(end.share(bytes, IBV_ACCESS_REMOTE_READ), nullptr);
@@ -29,7 +29,7 @@ TEST(FakeVerbsFaults, TheNthCallFailsWithItsErrno) {
 
 TEST(FakeVerbsFaults, EveryCallThatMakesSomethingCanFail) {
   FakeVerbs fabric(two_devices());
-  VerbsEnd end(fabric, "rx0"), peer(fabric, "rx1");
+  RawEnd end(fabric, "rx0"), peer(fabric, "rx1");
   std::vector<std::byte> bytes(100);
   const auto fails = [&](FakeCall call, int error, const std::function<bool()>& succeeds) {
     fabric.fail(call, error);
@@ -77,7 +77,7 @@ TEST(FakeVerbsFaults, AFailureCanBeOfOneDevice) {
 // ---------------------------------------------------------------- failing READs
 
 TEST(FakeVerbsFaults, TheNthReadCompletesAsAskedWithSomeOfItsBytes) {
-  VerbsPair pair;
+  RawPair pair;
   pair.fabric.fail_read(2, {IBV_WC_RETRY_EXC_ERR, 100});
   ASSERT_EQ(pair.read(0, 1000), 0);
   EXPECT_EQ(pair.status(), IBV_WC_SUCCESS);
@@ -90,7 +90,7 @@ TEST(FakeVerbsFaults, TheNthReadCompletesAsAskedWithSomeOfItsBytes) {
 }
 
 TEST(FakeVerbsFaults, AnUnsignalledReadThatFailsIsReported) {
-  VerbsPair pair;
+  RawPair pair;
   pair.fabric.fail_read(1, {IBV_WC_REM_ACCESS_ERR, 0});
   ASSERT_EQ(pair.read(0, 64, 7, 0), 0);
   const auto done = pair.client.completions(1);
@@ -101,7 +101,7 @@ TEST(FakeVerbsFaults, AnUnsignalledReadThatFailsIsReported) {
 
 TEST(FakeVerbsFaults, ASuccessfulReadCanBringAWrongBit) {
   for (const Delivery delivery : {Delivery::kAtPost, Delivery::kLines}) {
-    VerbsPair pair(two_devices(delivery));
+    RawPair pair(two_devices(delivery));
     pair.fabric.fail_read(1, {.flip_at = 130});
     ASSERT_EQ(pair.client.read({pair.piece(0, 100), pair.piece(100, 900)}, address_of(pair.source.data()), pair.shared->rkey, 1), 0);
     EXPECT_EQ(pair.status(), IBV_WC_SUCCESS);
@@ -113,34 +113,34 @@ TEST(FakeVerbsFaults, ASuccessfulReadCanBringAWrongBit) {
 // ---------------------------------------------------------------- peers that do not answer
 
 TEST(FakeVerbsFaults, AReadWhoseOtherEndIsNotThereTimesOut) {
-  const auto status = [](const std::function<void(VerbsPair&)>& spoil) {
-    VerbsPair pair;
+  const auto status = [](const std::function<void(RawPair&)>& spoil) {
+    RawPair pair;
     spoil(pair);
     EXPECT_EQ(pair.read(0, 64), 0);
     return pair.status();
   };
-  EXPECT_EQ(status([](VerbsPair&) {}), IBV_WC_SUCCESS);
-  EXPECT_EQ(status([](VerbsPair& pair) { pair.server.destroy_qp(); }), IBV_WC_RETRY_EXC_ERR);
-  EXPECT_EQ(status([](VerbsPair& pair) { EXPECT_EQ(pair.server.to_state(IBV_QPS_ERR), 0); }), IBV_WC_RETRY_EXC_ERR);
-  EXPECT_EQ(status([](VerbsPair& pair) {
+  EXPECT_EQ(status([](RawPair&) {}), IBV_WC_SUCCESS);
+  EXPECT_EQ(status([](RawPair& pair) { pair.server.destroy_qp(); }), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { EXPECT_EQ(pair.server.to_state(IBV_QPS_ERR), 0); }), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(status([](RawPair& pair) {
               EXPECT_EQ(pair.server.to_state(IBV_QPS_RESET), 0);
               EXPECT_EQ(pair.server.to_init(), 0);
             }),
             IBV_WC_RETRY_EXC_ERR) << "not yet ready to receive";
-  EXPECT_EQ(status([](VerbsPair& pair) { pair.fabric.kill_owner("rx1"); }), IBV_WC_RETRY_EXC_ERR);
-  EXPECT_EQ(status([](VerbsPair& pair) { pair.fabric.change("rx1", [](FakeDevice& device) { device.ports[0].state = IBV_PORT_DOWN; }); }), IBV_WC_RETRY_EXC_ERR);
-  EXPECT_EQ(status([](VerbsPair& pair) { pair.fabric.change("rx0", [](FakeDevice& device) { device.ports[0].state = IBV_PORT_DOWN; }); }), IBV_WC_RETRY_EXC_ERR);
-  EXPECT_EQ(status([](VerbsPair& pair) { pair.fabric.change("rx1", [](FakeDevice& device) { device.ports[0].gids.pop_back(); }); }), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { pair.fabric.kill_owner("rx1"); }), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { pair.fabric.change("rx1", [](FakeDevice& device) { device.ports[0].state = IBV_PORT_DOWN; }); }), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { pair.fabric.change("rx0", [](FakeDevice& device) { device.ports[0].state = IBV_PORT_DOWN; }); }), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { pair.fabric.change("rx1", [](FakeDevice& device) { device.ports[0].gids.pop_back(); }); }), IBV_WC_RETRY_EXC_ERR);
 }
 
 TEST(FakeVerbsFaults, TwoEndsThatDoNotNameEachOtherNeverMeet) {
   const auto status = [](const std::function<void(ibv_qp_attr&)>& spoil) {
     FakeVerbs fabric(two_devices());
-    VerbsEnd client(fabric, "rx0"), server(fabric, "rx1"), other(fabric, "rx1");
+    RawEnd client(fabric, "rx0"), server(fabric, "rx1"), other(fabric, "rx1");
     EXPECT_EQ(client.to_init() + server.to_init() + client.to_rtr(server), 0);
     ibv_qp_attr rtr = server.rtr_attributes(client);
     spoil(rtr);
-    EXPECT_EQ(server.modify(rtr, VerbsEnd::kRtr), 0);
+    EXPECT_EQ(server.modify(rtr, RawEnd::kRtr), 0);
     EXPECT_EQ(client.to_rts(), 0);
     EXPECT_EQ(client.read({}, 0, 0, 1), 0);
     return client.completions(1).at(0).status;
@@ -156,7 +156,7 @@ TEST(FakeVerbsFaults, AnMtuThatOneEndCannotTakeFailsReadsOfMoreThanOnePacket) {
   FakeFabric configuration = two_devices();
   configuration.devices[1].ports[0].mtu_active = 1024;
   FakeVerbs fabric(configuration);
-  VerbsEnd client(fabric, "rx0", {.mtu = IBV_MTU_4096}), server(fabric, "rx1", {.mtu = IBV_MTU_1024});
+  RawEnd client(fabric, "rx0", {.mtu = IBV_MTU_4096}), server(fabric, "rx1", {.mtu = IBV_MTU_1024});
   connect(client, server);
   std::vector<std::byte> source(4096, std::byte{1}), target(4096);
   ibv_mr* const shared = server.share(source, IBV_ACCESS_REMOTE_READ);
@@ -172,13 +172,13 @@ TEST(FakeVerbsFaults, AnMtuThatOneEndCannotTakeFailsReadsOfMoreThanOnePacket) {
 TEST(FakeVerbsFaults, BothEndsAtTheSmallerMtuPassEverything) {
   FakeFabric configuration = two_devices();
   configuration.devices[1].ports[0].mtu_active = 1024;
-  VerbsPair pair(configuration, {.mtu = IBV_MTU_1024});
+  RawPair pair(configuration, {.mtu = IBV_MTU_1024});
   ASSERT_EQ(pair.read(0, 65536), 0);
   EXPECT_EQ(pair.status(), IBV_WC_SUCCESS);
 }
 
 TEST(FakeVerbsFaults, HeldTimeoutsWaitAndAPeerThatComesBackAnswers) {
-  VerbsPair pair;
+  RawPair pair;
   const auto set_state = [&](ibv_port_state state) { pair.fabric.change("rx1", [&](FakeDevice& device) { device.ports[0].state = state; }); };
   pair.fabric.hold_timeouts(true);
   set_state(IBV_PORT_DOWN);
@@ -198,10 +198,10 @@ TEST(FakeVerbsFaults, HeldTimeoutsWaitAndAPeerThatComesBackAnswers) {
 }
 
 TEST(FakeVerbsFaults, WhatAKilledProcessLeftIsVoidAndWhatComesAfterItLives) {
-  VerbsPair pair;
+  RawPair pair;
   const std::uint32_t stale = pair.shared->rkey;
   pair.fabric.kill_owner("rx1");
-  VerbsEnd client(pair.fabric, "rx0"), server(pair.fabric, "rx1");
+  RawEnd client(pair.fabric, "rx0"), server(pair.fabric, "rx1");
   connect(client, server);
   ibv_mr* const local = client.share(pair.target, IBV_ACCESS_LOCAL_WRITE);
   ibv_mr* const shared = server.share(pair.source, IBV_ACCESS_REMOTE_READ);
@@ -214,7 +214,7 @@ TEST(FakeVerbsFaults, WhatAKilledProcessLeftIsVoidAndWhatComesAfterItLives) {
 
 TEST(FakeVerbsFaults, AFrozenFabricTakesReadsAndMovesNothing) {
   for (const Delivery delivery : {Delivery::kAtPost, Delivery::kLines}) {
-    VerbsPair pair(two_devices(delivery));
+    RawPair pair(two_devices(delivery));
     pair.fabric.freeze(true);
     ASSERT_EQ(pair.read(0, 4096), 0);
     EXPECT_TRUE(pair.client.completions(1, 100).empty());
@@ -226,7 +226,7 @@ TEST(FakeVerbsFaults, AFrozenFabricTakesReadsAndMovesNothing) {
 }
 
 TEST(FakeVerbsFaults, AHookRunsBeforeEachReadAndMayChangeWhatItReads) {
-  VerbsPair pair;
+  RawPair pair;
   std::vector<FakeRead> seen;
   pair.fabric.before_read([&](const FakeRead& read) {
     seen.push_back(read);
@@ -248,7 +248,7 @@ TEST(FakeVerbsFaults, AHookRunsBeforeEachReadAndMayChangeWhatItReads) {
 // ---------------------------------------------------------------- devices that change
 
 TEST(FakeVerbsFaults, ADeviceThatIsGoneFlushesAndLetsItselfBeCleanedUp) {
-  VerbsPair pair;
+  RawPair pair;
   pair.fabric.freeze(true);
   ASSERT_EQ(pair.read(0, 64), 0);
   pair.fabric.change("rx0", [](FakeDevice& device) { device.gone = true; });
@@ -264,11 +264,11 @@ TEST(FakeVerbsFaults, ADeviceThatIsGoneFlushesAndLetsItselfBeCleanedUp) {
 }
 
 TEST(FakeVerbsFaults, GidsThatMoveLeaveConnectionsAndChangeWhatNewOnesFind) {
-  VerbsPair pair;
+  RawPair pair;
   pair.fabric.change("rx1", [](FakeDevice& device) { std::swap(device.ports[0].gids[0].index, device.ports[0].gids[1].index); });
   ASSERT_EQ(pair.read(0, 64), 0);
   EXPECT_EQ(pair.status(), IBV_WC_SUCCESS);
-  VerbsEnd client(pair.fabric, "rx0"), server(pair.fabric, "rx1", {.gid_index = 0});
+  RawEnd client(pair.fabric, "rx0"), server(pair.fabric, "rx1", {.gid_index = 0});
   connect(client, server);
   ASSERT_EQ(client.read({}, 0, 0, 1), 0);
   EXPECT_EQ(client.completions(1).at(0).status, IBV_WC_SUCCESS);
@@ -281,12 +281,12 @@ TEST(FakeVerbsFaults, InfiniBandPortsAreReachedByTheirLid) {
     configuration.devices[i].ports[0].lid = static_cast<std::uint16_t>(11 + i);
   }
   FakeVerbs fabric(configuration);
-  VerbsEnd client(fabric, "rx0"), server(fabric, "rx1");
-  const auto to_rtr = [](VerbsEnd& end, VerbsEnd& peer, std::uint16_t lid) {
+  RawEnd client(fabric, "rx0"), server(fabric, "rx1");
+  const auto to_rtr = [](RawEnd& end, RawEnd& peer, std::uint16_t lid) {
     ibv_qp_attr rtr = end.rtr_attributes(peer);
     rtr.ah_attr.is_global = 0;
     rtr.ah_attr.dlid = lid;
-    return end.modify(rtr, VerbsEnd::kRtr);
+    return end.modify(rtr, RawEnd::kRtr);
   };
   ASSERT_EQ(client.to_init() + server.to_init(), 0);
   EXPECT_EQ(to_rtr(client, server, 0), EINVAL);
@@ -301,7 +301,7 @@ TEST(FakeVerbsFaults, InfiniBandPortsAreReachedByTheirLid) {
 
 // The order in which lines of the target changed.
 std::vector<std::size_t> order_of_lines(std::uint64_t seed, std::uint8_t reads, unsigned flags = 0) {
-  VerbsPair pair(two_devices(Delivery::kLines, seed), {.reads = reads});
+  RawPair pair(two_devices(Delivery::kLines, seed), {.reads = reads});
   std::vector<std::size_t> order;
   std::set<std::size_t> seen;
   const auto look = [&] {
@@ -352,7 +352,7 @@ TEST(FakeVerbsLines, OfAReadThatMustWaitForItsTurnComeAfterThoseBeforeIt) {
 TEST(FakeVerbsLines, AWriterStepsBetweenTwoLinesAndIsSeenHalfway) {
   int torn = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    VerbsPair pair(two_devices(Delivery::kLines, seed));
+    RawPair pair(two_devices(Delivery::kLines, seed));
     int steps = 0;
     pair.fabric.on_line([&] {
       if (++steps == 4) std::fill(pair.source.begin(), pair.source.begin() + 512, std::byte{0xee});
@@ -369,7 +369,7 @@ TEST(FakeVerbsLines, AWriterStepsBetweenTwoLinesAndIsSeenHalfway) {
 }
 
 TEST(FakeVerbsLines, FollowTheLinesOfRemoteMemory) {
-  VerbsPair pair(two_devices(Delivery::kLines));
+  RawPair pair(two_devices(Delivery::kLines));
   int lines = 0;
   pair.fabric.on_line([&] { ++lines; });
   const std::size_t ahead = 64 - address_of(pair.source.data()) % 64;  // to the next line's begin
@@ -383,8 +383,8 @@ TEST(FakeVerbsLines, FollowTheLinesOfRemoteMemory) {
 }
 
 TEST(FakeVerbsLines, MemoryOrPeerThatGoesMidwayFailsTheRead) {
-  const auto status = [](const std::function<void(VerbsPair&)>& spoil) {
-    VerbsPair pair(two_devices(Delivery::kLines));
+  const auto status = [](const std::function<void(RawPair&)>& spoil) {
+    RawPair pair(two_devices(Delivery::kLines));
     EXPECT_EQ(pair.read(0, 8192, 1), 0);
     EXPECT_EQ(pair.read(8192, 64, 2, 0), 0);
     EXPECT_TRUE(pair.client.completions(1, 1).empty()) << "some lines moved";
@@ -394,16 +394,16 @@ TEST(FakeVerbsLines, MemoryOrPeerThatGoesMidwayFailsTheRead) {
     EXPECT_EQ(done.back().status, IBV_WC_WR_FLUSH_ERR);
     return done.front().status;
   };
-  EXPECT_EQ(status([](VerbsPair& pair) { pair.server.unshare(pair.shared); }), IBV_WC_REM_ACCESS_ERR);
-  EXPECT_EQ(status([](VerbsPair& pair) { pair.client.unshare(pair.local); }), IBV_WC_LOC_PROT_ERR);
-  EXPECT_EQ(status([](VerbsPair& pair) { pair.server.destroy_qp(); }), IBV_WC_RETRY_EXC_ERR);
-  EXPECT_EQ(status([](VerbsPair& pair) { EXPECT_EQ(pair.server.to_state(IBV_QPS_ERR), 0); }), IBV_WC_RETRY_EXC_ERR);
-  EXPECT_EQ(status([](VerbsPair& pair) { pair.fabric.kill_owner("rx1"); }), IBV_WC_RETRY_EXC_ERR);
-  EXPECT_EQ(status([](VerbsPair& pair) { EXPECT_EQ(pair.client.to_state(IBV_QPS_ERR), 0); }), IBV_WC_WR_FLUSH_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { pair.server.unshare(pair.shared); }), IBV_WC_REM_ACCESS_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { pair.client.unshare(pair.local); }), IBV_WC_LOC_PROT_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { pair.server.destroy_qp(); }), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { EXPECT_EQ(pair.server.to_state(IBV_QPS_ERR), 0); }), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { pair.fabric.kill_owner("rx1"); }), IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(status([](RawPair& pair) { EXPECT_EQ(pair.client.to_state(IBV_QPS_ERR), 0); }), IBV_WC_WR_FLUSH_ERR);
 }
 
 TEST(FakeVerbsLines, AWaitForAnEventIsOverAtOnceWhileReadsAreUnderWay) {
-  VerbsPair pair(two_devices(Delivery::kLines));
+  RawPair pair(two_devices(Delivery::kLines));
   ASSERT_EQ(pair.read(0, 4096), 0);
   std::vector<ibv_wc> done;
   for (int waits = 0; done.empty() && waits < 10'000; ++waits) {

@@ -1,5 +1,5 @@
 // READs, the send queue and completion queues of the fake fabric: one test a rule of the specification.
-#include "support/verbs_ends.hpp"
+#include "support/raw_verbs.hpp"
 
 #include "paramwire/base/crc.hpp"
 
@@ -27,7 +27,7 @@ bool readable(int fd) {
 // ---------------------------------------------------------------- READs
 
 TEST(FakeVerbs, AReadMovesBytesIntoEveryPiece) {
-  VerbsPair pair;
+  RawPair pair;
   ASSERT_EQ(pair.client.read({pair.piece(7, 100), pair.piece(107, 0), pair.piece(107, 1000)}, address_of(pair.source.data() + 7), pair.shared->rkey, 42), 0);
   const auto done = pair.client.completions(1);
   ASSERT_EQ(done.size(), 1U);
@@ -43,7 +43,7 @@ TEST(FakeVerbs, AReadMovesBytesIntoEveryPiece) {
 
 TEST(FakeVerbs, OnlySignalledReadsCompleteUnlessTheQueuePairSignalsAll) {
   for (const bool all : {false, true}) {
-    VerbsPair pair(two_devices(), {.signal_all = all});
+    RawPair pair(two_devices(), {.signal_all = all});
     for (std::uint64_t id = 1; id <= 4; ++id) ASSERT_EQ(pair.read(id * 64, 64, id, id == 4 ? unsigned{IBV_SEND_SIGNALED} : 0U), 0);
     const auto done = pair.client.completions(10, 10);
     ASSERT_EQ(done.size(), all ? 4U : 1U);
@@ -53,7 +53,7 @@ TEST(FakeVerbs, OnlySignalledReadsCompleteUnlessTheQueuePairSignalsAll) {
 }
 
 TEST(FakeVerbs, DoorbellsAndTheirWorkRequestsAreCounted) {
-  VerbsPair pair;
+  RawPair pair;
   ibv_send_wr chain[3]{}, *bad = nullptr;
   ibv_sge pieces[3];
   for (std::size_t i = 0; i < 3; ++i) {
@@ -75,7 +75,7 @@ TEST(FakeVerbs, DoorbellsAndTheirWorkRequestsAreCounted) {
 }
 
 TEST(FakeVerbs, OtherOpcodesAreRefusedAndABreach) {
-  VerbsPair pair;
+  RawPair pair;
   ibv_send_wr wr{}, *bad = nullptr;
   wr.opcode = IBV_WR_SEND;
   EXPECT_EQ(pair.fabric.post_send(pair.client.qp, &wr, &bad), EINVAL);
@@ -86,7 +86,7 @@ TEST(FakeVerbs, OtherOpcodesAreRefusedAndABreach) {
 
 TEST(FakeVerbs, ReadsArePostedInReadyToSendOnly) {
   FakeVerbs fabric(two_devices());
-  VerbsEnd client(fabric, "rx0"), server(fabric, "rx1");
+  RawEnd client(fabric, "rx0"), server(fabric, "rx1");
   ASSERT_EQ(client.to_init(), 0);
   EXPECT_EQ(client.read({}, 0, 0, 1), EINVAL);
   ASSERT_EQ(client.to_rtr(server), 0);
@@ -98,7 +98,7 @@ TEST(FakeVerbs, ReadsArePostedInReadyToSendOnly) {
 TEST(FakeVerbs, AReadLongerThanTheDevicesMessageFails) {
   FakeFabric configuration = two_devices();
   for (FakeDevice& device : configuration.devices) device.ports[0].message_max = 8192;
-  VerbsPair pair(configuration);
+  RawPair pair(configuration);
   ASSERT_EQ(pair.read(0, 8192), 0);
   EXPECT_EQ(pair.status(), IBV_WC_SUCCESS);
   ASSERT_EQ(pair.read(0, 8193), 0);
@@ -107,24 +107,24 @@ TEST(FakeVerbs, AReadLongerThanTheDevicesMessageFails) {
 }
 
 TEST(FakeVerbs, LocalMemoryMustBeRegisteredForWritingInTheDomainAndInBounds) {
-  const auto status = [](const std::function<ibv_sge(VerbsPair&)>& piece) {
-    VerbsPair pair;
+  const auto status = [](const std::function<ibv_sge(RawPair&)>& piece) {
+    RawPair pair;
     EXPECT_EQ(pair.client.read({piece(pair)}, address_of(pair.source.data()), pair.shared->rkey, 1), 0);
     const ibv_wc_status out = pair.status();
     EXPECT_TRUE(out == IBV_WC_SUCCESS || pair.untouched(0, pair.target.size()));
     return out;
   };
-  EXPECT_EQ(status([](VerbsPair& pair) { return pair.piece(0, 100); }), IBV_WC_SUCCESS);
-  EXPECT_EQ(status([](VerbsPair& pair) { return ibv_sge{address_of(pair.target.data()), 100, pair.local->rkey}; }), IBV_WC_LOC_PROT_ERR) << "a remote key";
-  EXPECT_EQ(status([](VerbsPair& pair) { return ibv_sge{address_of(pair.target.data()), 100, 77}; }), IBV_WC_LOC_PROT_ERR) << "no key";
-  EXPECT_EQ(status([](VerbsPair& pair) { return pair.piece(pair.target.size() - 99, 100); }), IBV_WC_LOC_PROT_ERR) << "one byte past the end";
-  EXPECT_EQ(status([](VerbsPair& pair) { return ibv_sge{address_of(pair.target.data()) - 1, 100, pair.local->lkey}; }), IBV_WC_LOC_PROT_ERR) << "one byte before";
-  EXPECT_EQ(status([](VerbsPair& pair) {
+  EXPECT_EQ(status([](RawPair& pair) { return pair.piece(0, 100); }), IBV_WC_SUCCESS);
+  EXPECT_EQ(status([](RawPair& pair) { return ibv_sge{address_of(pair.target.data()), 100, pair.local->rkey}; }), IBV_WC_LOC_PROT_ERR) << "a remote key";
+  EXPECT_EQ(status([](RawPair& pair) { return ibv_sge{address_of(pair.target.data()), 100, 77}; }), IBV_WC_LOC_PROT_ERR) << "no key";
+  EXPECT_EQ(status([](RawPair& pair) { return pair.piece(pair.target.size() - 99, 100); }), IBV_WC_LOC_PROT_ERR) << "one byte past the end";
+  EXPECT_EQ(status([](RawPair& pair) { return ibv_sge{address_of(pair.target.data()) - 1, 100, pair.local->lkey}; }), IBV_WC_LOC_PROT_ERR) << "one byte before";
+  EXPECT_EQ(status([](RawPair& pair) {
               ibv_mr* const read_only = pair.client.share(pair.target, IBV_ACCESS_REMOTE_READ);
               return ibv_sge{address_of(pair.target.data()), 100, read_only->lkey};
             }),
             IBV_WC_LOC_PROT_ERR) << "not for writing";
-  EXPECT_EQ(status([](VerbsPair& pair) {
+  EXPECT_EQ(status([](RawPair& pair) {
               ibv_mr* const elsewhere = pair.server.share(pair.target, IBV_ACCESS_LOCAL_WRITE);
               return ibv_sge{address_of(pair.target.data()), 100, elsewhere->lkey};
             }),
@@ -136,8 +136,8 @@ TEST(FakeVerbs, RemoteMemoryMustBeRegisteredForReadingInTheDomainAndInBounds) {
     std::uint64_t address;
     std::uint32_t key;
   };
-  const auto status = [](const std::function<Ask(VerbsPair&)>& ask) {
-    VerbsPair pair;
+  const auto status = [](const std::function<Ask(RawPair&)>& ask) {
+    RawPair pair;
     const Ask asked = ask(pair);
     EXPECT_EQ(pair.client.read({pair.piece(0, 100)}, asked.address, asked.key, 1), 0);
     const ibv_wc_status out = pair.status();
@@ -148,17 +148,17 @@ TEST(FakeVerbs, RemoteMemoryMustBeRegisteredForReadingInTheDomainAndInBounds) {
     }
     return out;
   };
-  const auto at = [](VerbsPair& pair, std::size_t offset) { return address_of(pair.source.data()) + offset; };
-  EXPECT_EQ(status([&](VerbsPair& pair) { return Ask{at(pair, 0), pair.shared->rkey}; }), IBV_WC_SUCCESS);
-  EXPECT_EQ(status([&](VerbsPair& pair) { return Ask{at(pair, 0), pair.shared->lkey}; }), IBV_WC_REM_ACCESS_ERR) << "a local key";
-  EXPECT_EQ(status([&](VerbsPair& pair) { return Ask{at(pair, 0), 1}; }), IBV_WC_REM_ACCESS_ERR) << "no key";
-  EXPECT_EQ(status([&](VerbsPair& pair) { return Ask{at(pair, pair.source.size() - 99), pair.shared->rkey}; }), IBV_WC_REM_ACCESS_ERR) << "past the end";
-  EXPECT_EQ(status([&](VerbsPair& pair) { return Ask{~std::uint64_t{0} - 10, pair.shared->rkey}; }), IBV_WC_REM_ACCESS_ERR) << "an address that wraps";
-  EXPECT_EQ(status([&](VerbsPair& pair) { return Ask{at(pair, 0), pair.server.share(pair.source, IBV_ACCESS_LOCAL_WRITE)->rkey}; }), IBV_WC_REM_ACCESS_ERR)
+  const auto at = [](RawPair& pair, std::size_t offset) { return address_of(pair.source.data()) + offset; };
+  EXPECT_EQ(status([&](RawPair& pair) { return Ask{at(pair, 0), pair.shared->rkey}; }), IBV_WC_SUCCESS);
+  EXPECT_EQ(status([&](RawPair& pair) { return Ask{at(pair, 0), pair.shared->lkey}; }), IBV_WC_REM_ACCESS_ERR) << "a local key";
+  EXPECT_EQ(status([&](RawPair& pair) { return Ask{at(pair, 0), 1}; }), IBV_WC_REM_ACCESS_ERR) << "no key";
+  EXPECT_EQ(status([&](RawPair& pair) { return Ask{at(pair, pair.source.size() - 99), pair.shared->rkey}; }), IBV_WC_REM_ACCESS_ERR) << "past the end";
+  EXPECT_EQ(status([&](RawPair& pair) { return Ask{~std::uint64_t{0} - 10, pair.shared->rkey}; }), IBV_WC_REM_ACCESS_ERR) << "an address that wraps";
+  EXPECT_EQ(status([&](RawPair& pair) { return Ask{at(pair, 0), pair.server.share(pair.source, IBV_ACCESS_LOCAL_WRITE)->rkey}; }), IBV_WC_REM_ACCESS_ERR)
       << "not for reading";
-  EXPECT_EQ(status([&](VerbsPair& pair) { return Ask{at(pair, 0), pair.client.share(pair.source, IBV_ACCESS_REMOTE_READ)->rkey}; }), IBV_WC_REM_ACCESS_ERR)
+  EXPECT_EQ(status([&](RawPair& pair) { return Ask{at(pair, 0), pair.client.share(pair.source, IBV_ACCESS_REMOTE_READ)->rkey}; }), IBV_WC_REM_ACCESS_ERR)
       << "another domain";
-  EXPECT_EQ(status([&](VerbsPair& pair) {
+  EXPECT_EQ(status([&](RawPair& pair) {
               const std::uint32_t key = pair.shared->rkey;
               pair.server.unshare(pair.shared);
               EXPECT_NE(pair.server.share(pair.source, IBV_ACCESS_REMOTE_READ)->rkey, key);
@@ -168,14 +168,14 @@ TEST(FakeVerbs, RemoteMemoryMustBeRegisteredForReadingInTheDomainAndInBounds) {
 }
 
 TEST(FakeVerbs, AResponderThatAllowsNoReadsRefusesThem) {
-  VerbsPair pair(two_devices(), {.access = 0});
+  RawPair pair(two_devices(), {.access = 0});
   ASSERT_EQ(pair.read(0, 64), 0);
   EXPECT_EQ(pair.status(), IBV_WC_REM_INV_REQ_ERR);
 }
 
 TEST(FakeVerbs, MoreReadsAtOnceThanTheResponderHoldsAreRefused) {
   FakeVerbs fabric(two_devices());
-  VerbsEnd client(fabric, "rx0", {.reads = 16}), server(fabric, "rx1", {.reads = 8});
+  RawEnd client(fabric, "rx0", {.reads = 16}), server(fabric, "rx1", {.reads = 8});
   connect(client, server);
   std::vector<std::byte> source(64), target(64);
   ibv_mr* const shared = server.share(source, IBV_ACCESS_REMOTE_READ);
@@ -185,7 +185,7 @@ TEST(FakeVerbs, MoreReadsAtOnceThanTheResponderHoldsAreRefused) {
 }
 
 TEST(FakeVerbs, AReadOfNoBytesNeedsAPeerButNoKey) {
-  VerbsPair pair;
+  RawPair pair;
   ASSERT_EQ(pair.client.read({}, 12345, 99, 1), 0);
   EXPECT_EQ(pair.status(), IBV_WC_SUCCESS);
   pair.server.destroy_qp();
@@ -194,7 +194,7 @@ TEST(FakeVerbs, AReadOfNoBytesNeedsAPeerButNoKey) {
 }
 
 TEST(FakeVerbs, AfterAFailureEverythingIsFlushedEvenUnsignalled) {
-  VerbsPair pair;
+  RawPair pair;
   pair.fabric.freeze(true);
   ASSERT_EQ(pair.read(0, 64, 1, 0), 0);
   ASSERT_EQ(pair.client.read({pair.piece(64, 64)}, 0, 0, 2, 0), 0);  // no such key
@@ -215,7 +215,7 @@ TEST(FakeVerbs, AfterAFailureEverythingIsFlushedEvenUnsignalled) {
 }
 
 TEST(FakeVerbs, AQueuePairInErrorCanBeSetUpAgain) {
-  VerbsPair pair;
+  RawPair pair;
   pair.fabric.freeze(true);
   ASSERT_EQ(pair.read(0, 64), 0);
   EXPECT_EQ(pair.client.to_state(IBV_QPS_ERR), 0);
@@ -231,7 +231,7 @@ TEST(FakeVerbs, AQueuePairInErrorCanBeSetUpAgain) {
 // ---------------------------------------------------------------- queues
 
 TEST(FakeVerbs, APlaceInTheSendQueueIsFreeWhenALaterCompletionWasPolled) {
-  VerbsPair pair(two_devices(), {.send_max = 4});
+  RawPair pair(two_devices(), {.send_max = 4});
   for (std::uint64_t id = 1; id <= 3; ++id) ASSERT_EQ(pair.read(0, 64, id, 0), 0);
   ASSERT_EQ(pair.read(0, 64, 4), 0);
   EXPECT_EQ(pair.read(0, 64, 5), ENOMEM) << "all are done, none was polled";
@@ -243,7 +243,7 @@ TEST(FakeVerbs, APlaceInTheSendQueueIsFreeWhenALaterCompletionWasPolled) {
 }
 
 TEST(FakeVerbs, WorkRequestsBeforeTheOneThatFindsNoRoomArePosted) {
-  VerbsPair pair(two_devices(), {.send_max = 2});
+  RawPair pair(two_devices(), {.send_max = 2});
   ibv_send_wr chain[3]{}, *bad = nullptr;
   for (std::size_t i = 0; i < 3; ++i) {
     chain[i].opcode = IBV_WR_RDMA_READ;
@@ -256,14 +256,14 @@ TEST(FakeVerbs, WorkRequestsBeforeTheOneThatFindsNoRoomArePosted) {
 }
 
 TEST(FakeVerbs, ACompletionQueueThatOverrunsIsABreach) {
-  VerbsPair pair(two_devices(), {.cq_entries = 2});
+  RawPair pair(two_devices(), {.cq_entries = 2});
   for (std::uint64_t id = 1; id <= 3; ++id) ASSERT_EQ(pair.read(0, 64, id), 0);
   EXPECT_TRUE(mentions(pair.fabric.breaches(), "overran"));
   EXPECT_EQ(pair.client.completions(10, 10).size(), 2U);
 }
 
 TEST(FakeVerbs, AnEventComesForACompletionAfterTheQueueWasArmedAndForOneOnly) {
-  VerbsPair pair;
+  RawPair pair;
   const int fd = pair.client.channel->fd;
   ASSERT_EQ(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
   ASSERT_EQ(pair.read(0, 64), 0);
@@ -280,7 +280,7 @@ TEST(FakeVerbs, AnEventComesForACompletionAfterTheQueueWasArmedAndForOneOnly) {
 }
 
 TEST(FakeVerbs, CompletionsOfADestroyedQueuePairAreGone) {
-  VerbsPair pair;
+  RawPair pair;
   ASSERT_EQ(pair.read(0, 64), 0);
   pair.client.destroy_qp();
   EXPECT_TRUE(pair.client.completions(1, 10).empty());
@@ -289,7 +289,7 @@ TEST(FakeVerbs, CompletionsOfADestroyedQueuePairAreGone) {
 // ---------------------------------------------------------------- by a thread
 
 TEST(FakeVerbs, AThreadOfTheFabricCarriesOutReadsAndWakesTheChannel) {
-  VerbsPair pair(two_devices(Delivery::kThread));
+  RawPair pair(two_devices(Delivery::kThread));
   for (int round = 0; round < 100; ++round) {
     std::fill(pair.target.begin(), pair.target.end(), std::byte{0});
     ASSERT_EQ(pair.fabric.req_notify_cq(pair.client.cq), 0);
@@ -304,7 +304,7 @@ TEST(FakeVerbs, AThreadOfTheFabricCarriesOutReadsAndWakesTheChannel) {
 }
 
 TEST(FakeVerbs, ReadsWhileAWriterRewritesAreNoRaceToASanitizer) {
-  VerbsPair pair(two_devices(Delivery::kThread));
+  RawPair pair(two_devices(Delivery::kThread));
   std::thread writer([&] {
     for (std::uint64_t round = 0; round < 200; ++round) {
       const std::vector<std::byte> bytes(4096, static_cast<std::byte>(round));
@@ -326,7 +326,7 @@ TEST(FakeVerbs, ManyConnectionsAreMadeUsedAndDestroyedAtOnce) {
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
       for (int round = 0; round < 50; ++round) {
-        VerbsEnd client(fabric, "rx0"), server(fabric, "rx1");
+        RawEnd client(fabric, "rx0"), server(fabric, "rx1");
         connect(client, server);
         std::vector<std::byte> source(256, std::byte{7}), target(256);
         ibv_mr* const shared = server.share(source, IBV_ACCESS_REMOTE_READ);

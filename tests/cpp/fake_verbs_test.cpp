@@ -1,5 +1,5 @@
 // The fake fabric keeps the rules of the specification: one test a rule. READs and queues are in fake_verbs_reads_test.cpp, faults on demand in fake_verbs_faults_test.cpp.
-#include "support/verbs_ends.hpp"
+#include "support/raw_verbs.hpp"
 
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ TEST(FakeVerbs, EveryObjectIsCountedUntilItIsDestroyed) {
   FakeVerbs fabric(two_devices());
   {
     std::vector<std::byte> bytes(10'000);
-    VerbsEnd end(fabric, "rx0");
+    RawEnd end(fabric, "rx0");
     ASSERT_NE(end.share(bytes, IBV_ACCESS_REMOTE_READ), nullptr);
     const FakeLive live = fabric.live("rx0");
     EXPECT_EQ(live.contexts, 1);
@@ -78,7 +78,7 @@ TEST(FakeVerbs, EveryObjectIsCountedUntilItIsDestroyed) {
 TEST(FakeVerbs, WhatIsStillUsedCannotBeDestroyed) {
   FakeVerbs fabric(two_devices());
   std::vector<std::byte> bytes(100);
-  VerbsEnd end(fabric, "rx0");
+  RawEnd end(fabric, "rx0");
   ASSERT_NE(end.share(bytes, IBV_ACCESS_REMOTE_READ), nullptr);
   EXPECT_EQ(fabric.close_device(end.context), EBUSY);
   EXPECT_EQ(fabric.dealloc_pd(end.pd), EBUSY);
@@ -89,7 +89,7 @@ TEST(FakeVerbs, WhatIsStillUsedCannotBeDestroyed) {
 
 TEST(FakeVerbs, DestroyingTwiceIsABreach) {
   FakeVerbs fabric(two_devices());
-  VerbsEnd end(fabric, "rx0");
+  RawEnd end(fabric, "rx0");
   ibv_pd* const pd = fabric.alloc_pd(end.context);
   EXPECT_EQ(fabric.dealloc_pd(pd), 0);
   EXPECT_EQ(fabric.dealloc_pd(pd), EINVAL);
@@ -103,7 +103,7 @@ TEST(FakeVerbs, LimitsOfTheDeviceHold) {
   configuration.devices[0].regions_max = 1;
   configuration.devices[0].sges_max = 4;
   FakeVerbs fabric(configuration);
-  VerbsEnd end(fabric, "rx0");
+  RawEnd end(fabric, "rx0");
   std::vector<std::byte> bytes(100);
   ASSERT_NE(end.share(bytes, IBV_ACCESS_REMOTE_READ), nullptr);
   EXPECT_EQ(end.share(bytes, IBV_ACCESS_REMOTE_READ), nullptr);
@@ -125,7 +125,7 @@ TEST(FakeVerbs, LimitsOfTheDeviceHold) {
 
 TEST(FakeVerbs, OnlyMappedMemoryCanBeRegisteredAndOnlyWritableMemoryForWriting) {
   FakeVerbs fabric(two_devices());
-  VerbsEnd end(fabric, "rx0");
+  RawEnd end(fabric, "rx0");
   const std::size_t size = 3 * 4096;
   void* const pages = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(pages, MAP_FAILED);
@@ -148,7 +148,7 @@ TEST(FakeVerbs, RegisteredBytesStopAtTheLockLimitOfTheDevicesUser) {
   FakeFabric configuration = two_devices();
   configuration.devices[0].locked_bytes_max = 64 * 1024;
   FakeVerbs fabric(configuration);
-  VerbsEnd limited(fabric, "rx0"), free(fabric, "rx1");
+  RawEnd limited(fabric, "rx0"), free(fabric, "rx1");
   std::vector<std::byte> bytes(80 * 1024), half(40 * 1024);
   EXPECT_EQ(limited.share(bytes, IBV_ACCESS_REMOTE_READ), nullptr);
   EXPECT_EQ(errno, ENOMEM);
@@ -161,7 +161,7 @@ TEST(FakeVerbs, RegisteredBytesStopAtTheLockLimitOfTheDevicesUser) {
 
 TEST(FakeVerbs, AccessBeyondReadingIsABreach) {
   FakeVerbs fabric(two_devices());
-  VerbsEnd end(fabric, "rx0");
+  RawEnd end(fabric, "rx0");
   std::vector<std::byte> bytes(100);
   EXPECT_NE(end.share(bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE), nullptr);
   EXPECT_TRUE(mentions(fabric.breaches(), "more than this project needs"));
@@ -171,7 +171,7 @@ TEST(FakeVerbs, AccessBeyondReadingIsABreach) {
 
 TEST(FakeVerbs, EveryAttributeThatATransitionNeedsIsMissed) {
   FakeVerbs fabric(two_devices());
-  VerbsEnd client(fabric, "rx0"), server(fabric, "rx1");
+  RawEnd client(fabric, "rx0"), server(fabric, "rx1");
   ASSERT_EQ(server.to_init(), 0);
   const auto needs_each = [&](const ibv_qp_attr& attributes, int mask) {
     for (int bit = 1; bit <= IBV_QP_DEST_QPN; bit <<= 1) {
@@ -183,9 +183,9 @@ TEST(FakeVerbs, EveryAttributeThatATransitionNeedsIsMissed) {
     }
     EXPECT_EQ(client.modify(attributes, mask), 0);
   };
-  needs_each(client.init_attributes(), VerbsEnd::kInit);
-  needs_each(client.rtr_attributes(server), VerbsEnd::kRtr);
-  needs_each(client.rts_attributes(), VerbsEnd::kRts);
+  needs_each(client.init_attributes(), RawEnd::kInit);
+  needs_each(client.rtr_attributes(server), RawEnd::kRtr);
+  needs_each(client.rts_attributes(), RawEnd::kRts);
   EXPECT_EQ(client.qp->state, IBV_QPS_RTS);
   EXPECT_TRUE(mentions(fabric.refusals(), "INIT to RTR lacks IBV_QP_DEST_QPN")) << fabric.refusals().back();
   EXPECT_TRUE(mentions(fabric.refusals(), "RTR to RTS lacks IBV_QP_TIMEOUT"));
@@ -193,7 +193,7 @@ TEST(FakeVerbs, EveryAttributeThatATransitionNeedsIsMissed) {
 
 TEST(FakeVerbs, StatesCannotBeSkipped) {
   FakeVerbs fabric(two_devices());
-  VerbsEnd client(fabric, "rx0"), server(fabric, "rx1");
+  RawEnd client(fabric, "rx0"), server(fabric, "rx1");
   EXPECT_EQ(client.to_rtr(server), EINVAL);
   EXPECT_EQ(client.to_rts(), EINVAL);
   ASSERT_EQ(client.to_init(), 0);
@@ -210,16 +210,16 @@ TEST(FakeVerbs, ValuesOutsideTheDevicesLimitsAreRefused) {
   configuration.devices[0].ports[0].mtu_active = 1024;
   configuration.devices[0].reads_max = 16;
   FakeVerbs fabric(configuration);
-  VerbsEnd client(fabric, "rx0", {.mtu = IBV_MTU_1024}), server(fabric, "rx1");
+  RawEnd client(fabric, "rx0", {.mtu = IBV_MTU_1024}), server(fabric, "rx1");
   ibv_qp_attr wrong = client.init_attributes();
   wrong.port_num = 2;
-  EXPECT_EQ(client.modify(wrong, VerbsEnd::kInit), EINVAL);
+  EXPECT_EQ(client.modify(wrong, RawEnd::kInit), EINVAL);
   ASSERT_EQ(client.to_init(), 0);
 
   const auto refused = [&](std::string_view what, const std::function<void(ibv_qp_attr&)>& spoil) {
     ibv_qp_attr attributes = client.qp->state == IBV_QPS_INIT ? client.rtr_attributes(server) : client.rts_attributes();
     spoil(attributes);
-    EXPECT_EQ(client.modify(attributes, client.qp->state == IBV_QPS_INIT ? VerbsEnd::kRtr : VerbsEnd::kRts), EINVAL) << what;
+    EXPECT_EQ(client.modify(attributes, client.qp->state == IBV_QPS_INIT ? RawEnd::kRtr : RawEnd::kRts), EINVAL) << what;
     ASSERT_FALSE(fabric.refusals().empty());
     EXPECT_NE(fabric.refusals().back().find(what), std::string::npos) << fabric.refusals().back();
   };
@@ -242,7 +242,7 @@ TEST(FakeVerbs, ValuesOutsideTheDevicesLimitsAreRefused) {
 
 TEST(FakeVerbs, TimersThatWaitForEverOrNotAtAllAreBreaches) {
   FakeVerbs fabric(two_devices());
-  VerbsEnd client(fabric, "rx0"), server(fabric, "rx1");
+  RawEnd client(fabric, "rx0"), server(fabric, "rx1");
   connect(client, server);
   EXPECT_TRUE(fabric.breaches().empty());
   const auto breach = [&](std::string_view what, const std::function<void(ibv_qp_attr&)>& spoil) {
@@ -251,8 +251,8 @@ TEST(FakeVerbs, TimersThatWaitForEverOrNotAtAllAreBreaches) {
     ibv_qp_attr rtr = client.rtr_attributes(server), rts = client.rts_attributes();
     spoil(rtr);
     spoil(rts);
-    EXPECT_EQ(client.modify(rtr, VerbsEnd::kRtr), 0);
-    EXPECT_EQ(client.modify(rts, VerbsEnd::kRts), 0);
+    EXPECT_EQ(client.modify(rtr, RawEnd::kRtr), 0);
+    EXPECT_EQ(client.modify(rts, RawEnd::kRts), 0);
     ASSERT_FALSE(fabric.breaches().empty()) << what;
     EXPECT_NE(fabric.breaches().back().find(what), std::string::npos) << fabric.breaches().back();
   };

@@ -15,7 +15,7 @@
 namespace paramwire::testing {
 
 // Attributes that are right; a test spoils one of them.
-struct VerbsEndOptions {
+struct RawEndOptions {
   int cq_entries = 64;
   std::uint32_t send_max = 16, sge_max = 4;
   bool signal_all = false;
@@ -26,8 +26,8 @@ struct VerbsEndOptions {
 };
 
 // One end: a device opened, one queue pair with its completion queue and channel.
-struct VerbsEnd {
-  VerbsEnd(FakeVerbs& api, const std::string& device, const VerbsEndOptions& options = {}) : verbs(api), wanted(options) {
+struct RawEnd {
+  RawEnd(FakeVerbs& api, const std::string& device, const RawEndOptions& options = {}) : verbs(api), wanted(options) {
     context = verbs.open_device(device);
     pd = verbs.alloc_pd(context);
     channel = verbs.create_comp_channel(context);
@@ -46,9 +46,9 @@ struct VerbsEnd {
       if (entries[i].gid_index == wanted.gid_index) gid = entries[i].gid;
     }
   }
-  ~VerbsEnd() { close(); }
-  VerbsEnd(const VerbsEnd&) = delete;
-  VerbsEnd& operator=(const VerbsEnd&) = delete;
+  ~RawEnd() { close(); }
+  RawEnd(const RawEnd&) = delete;
+  RawEnd& operator=(const RawEnd&) = delete;
 
   void close() {
     if (context == nullptr) return;
@@ -87,7 +87,7 @@ struct VerbsEnd {
     out.qp_access_flags = wanted.access;
     return out;
   }
-  ibv_qp_attr rtr_attributes(const VerbsEnd& peer) const {
+  ibv_qp_attr rtr_attributes(const RawEnd& peer) const {
     ibv_qp_attr out{};
     out.qp_state = IBV_QPS_RTR;
     out.path_mtu = wanted.mtu;
@@ -114,7 +114,7 @@ struct VerbsEnd {
   }
   int modify(ibv_qp_attr attributes, int mask) { return verbs.modify_qp(qp, &attributes, mask); }
   int to_init() { return modify(init_attributes(), kInit); }
-  int to_rtr(const VerbsEnd& peer) { return modify(rtr_attributes(peer), kRtr); }
+  int to_rtr(const RawEnd& peer) { return modify(rtr_attributes(peer), kRtr); }
   int to_rts() { return modify(rts_attributes(), kRts); }
   int to_state(ibv_qp_state state) {
     ibv_qp_attr attributes{};
@@ -149,7 +149,7 @@ struct VerbsEnd {
   }
 
   FakeVerbs& verbs;
-  VerbsEndOptions wanted;
+  RawEndOptions wanted;
   ibv_context* context = nullptr;
   ibv_pd* pd = nullptr;
   ibv_comp_channel* channel = nullptr;
@@ -160,7 +160,7 @@ struct VerbsEnd {
 };
 
 // Both ends ready to send.
-inline void connect(VerbsEnd& one, VerbsEnd& other) {
+inline void connect(RawEnd& one, RawEnd& other) {
   ASSERT_EQ(one.to_init(), 0);
   ASSERT_EQ(other.to_init(), 0);
   ASSERT_EQ(one.to_rtr(other), 0);
@@ -176,10 +176,10 @@ inline FakeFabric two_devices(Delivery delivery = Delivery::kAtPost, std::uint64
 }
 
 // A client on rx0 and a server on rx1 with bytes to read, connected.
-struct VerbsPair {
+struct RawPair {
   static constexpr std::size_t kLines = 1024;
 
-  explicit VerbsPair(const FakeFabric& configuration = two_devices(), const VerbsEndOptions& options = {})
+  explicit RawPair(const FakeFabric& configuration = two_devices(), const RawEndOptions& options = {})
       : fabric(configuration), client(fabric, "rx0", options), server(fabric, "rx1", options), source(std::as_writable_bytes(std::span(source_lines))),
         target(std::as_writable_bytes(std::span(target_lines))) {
     for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::byte>(i * 31 + i / 251 + 1);
@@ -211,7 +211,7 @@ struct VerbsPair {
     std::byte bytes[64];
   };
   std::vector<CacheLine> source_lines = std::vector<CacheLine>(kLines), target_lines = std::vector<CacheLine>(kLines);
-  VerbsEnd client, server;
+  RawEnd client, server;
   std::span<std::byte> source, target;
   ibv_mr* shared = nullptr;
   ibv_mr* local = nullptr;
