@@ -65,6 +65,9 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE",
                         help="cut larger tensors in row-range blocks of at most this (default 4MiB)")  # fmt: skip
     parser.add_argument("--memory-limit", type=byte_size, metavar="SIZE", help="most bytes that the server may hold")
+    parser.add_argument("--verbs", default="auto", metavar="DEVICE",
+                        help="readable by RDMA through this device (rx0, or with its port rx0:1), or off "
+                             "(default auto: where there is one)")  # fmt: skip
     parser.add_argument("--huge-pages", nargs="?", choices=("no", "try", "require"), const="try", default="no",
                         help="huge pages under the blocks (alone: try)")  # fmt: skip
     parser.add_argument("--metrics", metavar="[HOST:]PORT",
@@ -121,7 +124,7 @@ def add_key_command(name: str, parser: argparse.ArgumentParser) -> None:
 
 def add_transport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--transport", choices=("auto", "shm", "udp", "tcp"), default="auto", help="how bytes come (default auto)"
+        "--transport", choices=("auto", "shm", "verbs", "udp", "tcp"), default="auto", help="how bytes come (default auto)"
     )
 
 

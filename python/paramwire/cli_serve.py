@@ -75,6 +75,7 @@ def serve(options: argparse.Namespace) -> int:
                     huge_pages=options.huge_pages,
                     trace=trace,
                     key=key_file(options),
+                    verbs=options.verbs,
                 )
                 metrics = open_metrics(server, options.metrics)
                 begin = time.perf_counter()

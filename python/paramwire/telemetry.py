@@ -20,7 +20,9 @@ _GAUGES = frozenset(
         "blocks", "raw_bytes", "versions_readable", "leases", "publishes_open", "slots_in_use", "used_bytes",
         "committed_bytes", "limit_bytes", "superseded_slots", "quarantined_slots", "quarantined_bytes", "connections",
         "pin_tables", "fallbacks", "udp_sessions", "udp_receive_buffer_bytes", "udp_receive_buffer_asked_bytes",
-        "udp_segment_bytes", "udp_window_bytes", "udp_round_trip_us",
+        "udp_segment_bytes", "udp_window_bytes", "udp_round_trip_us", "verbs_devices", "verbs_queue_pairs",
+        "verbs_regions", "verbs_region_bytes", "verbs_failed_status", "verbs_mtu_bytes", "verbs_slice_bytes",
+        "verbs_reads_on_wire", "verbs_gid_index", "verbs_staging_bytes",
     }
 )  # fmt: skip
 # Upper ends of the buckets shown, in seconds: 1 us to 34 s by powers of two, whatever the histogram holds, because
