@@ -123,9 +123,8 @@ def add_key_command(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def add_transport(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--transport", choices=("auto", "shm", "verbs", "udp", "tcp"), default="auto", help="how bytes come (default auto)"
-    )
+    parser.add_argument("--transport", choices=("auto", "shm", "verbs", "udp", "tcp"), default="auto",
+                        help="how bytes come (default auto)")  # fmt: skip
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:

@@ -212,7 +212,7 @@ def demo(options: argparse.Namespace) -> int:
     return 0
 
 
-def paramwire_reads_by_rdma() -> bool:
+def rdma_works() -> bool:
     return any(entry["name"] == "verbs" and entry["usable"] for entry in paramwire.available()["transports"])
 
 
@@ -229,7 +229,7 @@ def steps(run: Demo, client: paramwire.Client) -> None:
     run.report("shm", shm, rows, {"local_tokens_per_s": local["tokens_per_s"], "local_ratio": ratio})
 
     others = []
-    for transport in ("verbs", "udp") if paramwire_reads_by_rdma() else ("udp",):
+    for transport in ("verbs", "udp") if rdma_works() else ("udp",):
         run.title(f"the same over {transport}")
         others.append(run.compute(transport, shown=True))
         run.report(transport, others[-1], [], {})
