@@ -28,7 +28,7 @@ def add_softroce(name: str, parser: argparse.ArgumentParser) -> None:
     if name == "softroce run":
         add_run(parser)
     elif name == "softroce build":
-        parser.add_argument("--update", action="store_true", help="the newest of the package lists, though one is there")
+        parser.add_argument("--update", action="store_true", help="the newest of the package lists")
         parser.add_argument("--deb", metavar="FILE", help="the one of this file, a package linux-image-*-amd64")
     else:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
