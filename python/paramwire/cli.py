@@ -243,7 +243,7 @@ def make_parser() -> argparse.ArgumentParser:
     for name, about in (
         ("run", "run a command with the devices rx0 and rx1 up, here or in a guest, and return its status"),
         ("doctor", "say what is there for that, what is missing, and what to type next"),
-        ("build", "make the guest's kernel ahead of time"),
+        ("build", "make the guest's kernel ahead of time, if it is not there"),
     ):
         made = deeds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
         made.set_defaults(run=COMMANDS["softroce " + name])

@@ -28,9 +28,8 @@ def add_softroce(name: str, parser: argparse.ArgumentParser) -> None:
     if name == "softroce run":
         add_run(parser)
     elif name == "softroce build":
-        parser.add_argument(
-            "--deb", metavar="FILE", help="this package linux-image-*-amd64 instead of the newest of the package lists"
-        )
+        parser.add_argument("--update", action="store_true", help="the newest of the package lists")
+        parser.add_argument("--deb", metavar="FILE", help="the one of this file, a package linux-image-*-amd64")
     else:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -118,7 +117,10 @@ def build(options: argparse.Namespace) -> int:
 
     cache = softroce.cache_folder(os.environ)
     try:
-        made = image.build(cache, note, Path(options.deb) if options.deb else None)
+        if options.update or options.deb:
+            made = image.build(cache, note, Path(options.deb) if options.deb else None)
+        else:
+            made = image.find_or_build(cache, note)
     except softroce.SoftRoceError as error:
         raise CliError(f"softroce: {error}") from None
     print(f"kernel {made.release} ({made.package} {made.version}) in {made.folder}")

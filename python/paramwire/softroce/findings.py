@@ -251,7 +251,9 @@ def guest_rows(facts: Facts) -> list[Row]:
     rows.append(Row("guest", "processor", usable, facts.architecture + also))
     rows += program_rows("guest", GUEST_PROGRAMS, facts)
     if facts.cached is not None:
-        rows.append(Row("guest", "kernel", True, f"{facts.cached}, in the cache"))
+        newer = facts.candidate is not None and facts.candidate != facts.cached
+        also = f"; the package lists have {facts.candidate}: paramwire softroce build --update" if newer else ""
+        rows.append(Row("guest", "kernel", True, f"{facts.cached}, in the cache{also}"))
     else:
         missing = [row for row in program_rows("guest", BUILD_PROGRAMS, facts) if not row.usable]
         if facts.candidate is not None and not missing:

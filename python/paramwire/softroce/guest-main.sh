@@ -14,12 +14,24 @@ finish() {
   poweroff -f
 }
 
+# A program of the host's.
+of_host() {
+  PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/bin/env "$@"
+}
+
 . ./settings
 hostname softroce
 ulimit -l unlimited
 ip link set lo up
-made=$(/bin/sh devices.sh up "$MTU" 2>&1) || failed "$made"
+made=$(of_host sh devices.sh up "$MTU" 2>&1) || failed "$made"
 eval "$made"
+# IPv6 finds any address of this machine before it looks at the device to go out by, so that packets between the two would stay inside,
+# where rxe is not. The table for such addresses comes second here, for what goes out by one of the two; not on a host, where this is
+# for all.
+for net in $PARAMWIRE_SOFTROCE_NETDEVS; do
+  of_host ip -6 rule add pref 10 oif "$net" table main
+done
+of_host ip -6 rule add pref 20 table local && of_host ip -6 rule delete pref 0 table local
 mount -t cgroup2 cgroup2 /sys/fs/cgroup && mkdir /sys/fs/cgroup/softroce || failed "no control group"
 
 # A virtio port can be open once only, and a command may open its /dev/stdout again: it gets pipes. mark is what the host takes for

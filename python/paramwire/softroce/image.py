@@ -155,7 +155,10 @@ def of_file(deb: Path) -> Package:
 
 
 def download(package: Package, folder: Path) -> Path:
-    output_of("apt-get", "download", "-q", f"{package.name}={package.version}", cwd=folder)
+    try:
+        output_of("apt-get", "download", "-q", f"{package.name}={package.version}", cwd=folder)
+    except SoftRoceError as error:
+        raise SoftRoceError(f"{error}; if the package lists are old: as root, apt-get update, then again") from None
     files = list(folder.glob("*.deb"))
     if len(files) != 1:
         raise SoftRoceError(f"apt-get download {package.name} left {len(files)} files")
