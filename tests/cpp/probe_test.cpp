@@ -153,7 +153,7 @@ TEST_F(VerbsProbeTest, LockedMemoryLimitIsNamedWithWhatRaisesIt) {
   device_->register_error = ENOMEM;
   const Availability row = verbs_availability(facts());
   EXPECT_FALSE(row.usable);
-  expect_parts(row.reason, {"rx0, 4 MiB (4194304 bytes)", "errno 12", "this process may lock ", "--ulimit memlock=-1"});
+  expect_parts(row.reason, {"rx0, 4 MiB (4194304 bytes)", "errno 12", "the limit on locked memory is ", "--ulimit memlock=-1"});
   EXPECT_EQ(row.next, "ulimit -l unlimited");
 }
 

@@ -175,7 +175,7 @@ TEST(VerbsPorts, MemoryIsRegisteredForATryAndGivenBack) {
   const Status locked = try_registration(api, "rx0", 1U << 22);
   ASSERT_FALSE(locked.ok());
   EXPECT_EQ(locked.error().code(), Code::kUnavailable);
-  expect_parts(locked.error().message(), {"registering memory at rx0, 4 MiB (4194304 bytes): Cannot allocate memory (errno 12)", "this process may lock ", "`ulimit -l unlimited`",
+  expect_parts(locked.error().message(), {"registering memory at rx0, 4 MiB (4194304 bytes): Cannot allocate memory (errno 12)", "the limit on locked memory is ", "`ulimit -l unlimited`",
                                           "`--ulimit memlock=-1`"});
   device.register_error = EFAULT;
   const Status fault = try_registration(api, "rx0", 4096);

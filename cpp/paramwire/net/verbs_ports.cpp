@@ -80,11 +80,11 @@ std::uint16_t mtu_bytes(ibv_mtu mtu) {
   return static_cast<std::uint16_t>(128U << static_cast<unsigned>(mtu));
 }
 
-// Bytes. RLIM_INFINITY where CAP_IPC_LOCK or the limit itself sets no bound can't be told apart here, and need not be.
+// The limit as it is set. CAP_IPC_LOCK lifts it, but that of the first user namespace only, so whether it holds can't be told here.
 std::string memlock_text() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return "unknown";
-  return limit.rlim_cur == RLIM_INFINITY ? "without limit" : cat(human_bytes(limit.rlim_cur), " (", limit.rlim_cur, " bytes)");
+  return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : cat(human_bytes(limit.rlim_cur), " (", limit.rlim_cur, " bytes)");
 }
 
 // What this process holds pinned for devices (VmPin of proc(5)), as the kernel writes it: "2048 kB".
@@ -105,7 +105,7 @@ std::string open_problem(int error) {
     out += ": its file in /dev/infiniband is not here, or not for this user (ls -l /dev/infiniband); a container needs --device=/dev/infiniband";
   }
   if (error == ENODEV) out += ": it is gone, or belongs to another network namespace (rdma system show)";
-  if (error == ENOMEM) out += cat(": locked memory is ", memlock_text(), "; ulimit -l unlimited, in a container --ulimit memlock=-1");
+  if (error == ENOMEM) out += cat(": the limit on locked memory is ", memlock_text(), "; ulimit -l unlimited, in a container --ulimit memlock=-1");
   return out;
 }
 
@@ -272,7 +272,7 @@ Error registration_error(std::string_view what, std::size_t bytes, int error_num
   const Error plain = errno_error(Code::kUnavailable, subject, error_number);
   if (error_number != ENOMEM) return plain;
   const std::string pinned = pinned_text();
-  return Error(Code::kUnavailable, cat(plain.message(), "; this process may lock ", memlock_text(), " of memory", pinned.empty() ? "" : cat(", of which ", pinned, " are pinned"),
+  return Error(Code::kUnavailable, cat(plain.message(), "; the limit on locked memory is ", memlock_text(), pinned.empty() ? "" : cat(", of which ", pinned, " are pinned"),
                                        ": raise it with `ulimit -l unlimited`, for a container with `--ulimit memlock=-1`"));
 }
 
