@@ -5,9 +5,11 @@
 #include "paramwire/base/text.hpp"
 #include "paramwire/wire/datagram.hpp"
 #include "paramwire/wire/message.hpp"
+#include "paramwire/wire/verbs_message.hpp"
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <fstream>
 #include <map>
 #include <set>
@@ -216,6 +218,34 @@ std::vector<std::pair<std::string, std::uint64_t>> stats(const std::string& text
   return values;
 }
 
+VerbsEnd verbs_end(const Line& l) {
+  VerbsEnd end;
+  const Bytes gid = unhex(l.text("gid"));
+  EXPECT_EQ(gid.size(), end.gid.size());
+  for (std::size_t i = 0; i < gid.size(); ++i) end.gid.at(i) = std::to_integer<std::uint8_t>(gid[i]);
+  end.queue_pair = l.u32("queue_pair");
+  end.packet = l.u32("packet");
+  end.mtu = static_cast<std::uint16_t>(l.u64("mtu"));
+  end.lid = static_cast<std::uint16_t>(l.u64("lid"));
+  end.reads = static_cast<std::uint8_t>(l.u64("reads"));
+  end.type = static_cast<std::uint8_t>(l.u64("type"));
+  return end;
+}
+
+// "arena:offset:size:address:key,...", address and key in hex.
+std::vector<VerbsRegion> regions(const std::string& text) {
+  std::vector<VerbsRegion> out;
+  std::istringstream in(text);
+  for (std::string row; std::getline(in, row, ',');) {
+    std::istringstream fields(row);
+    std::array<std::string, 5> field;
+    for (std::string& each : field) std::getline(fields, each, ':');
+    out.push_back({static_cast<std::uint16_t>(number(field[0])), number(field[1]), static_cast<std::uint32_t>(number(field[2])), number(field[3], 16),
+                   static_cast<std::uint32_t>(number(field[4], 16))});
+  }
+  return out;
+}
+
 // Builds each message from its fields; also decodes the golden bytes and encodes them again.
 Bytes message_bytes(const Line& l) {
   const Bytes golden = l.golden();
@@ -236,6 +266,12 @@ Bytes message_bytes(const Line& l) {
     case FrameType::kUdpOpen: return encode_empty(type, request);
     case FrameType::kUdpKey:
       return both_ways(UdpKeyMessage{static_cast<std::uint16_t>(l.u64("port")), l.id("session"), l.sip_key("key"), static_cast<std::uint16_t>(l.u64("segment_max"))}, golden, plain);
+    case FrameType::kVerbsOpen: return both_ways(VerbsOpenMessage{verbs_end(l), static_cast<std::uint8_t>(l.u64("choice"))}, golden, plain);
+    case FrameType::kVerbsReady:
+      return both_ways(VerbsReadyMessage{verbs_end(l), l.id("probe_address"), static_cast<std::uint32_t>(l.id("probe_key")), l.u32("probe_size")}, golden, plain);
+    case FrameType::kVerbsRegions:
+      return both_ways(VerbsRegionsMessage{l.u32("known"), l.u64("wanted") == 1, static_cast<std::uint16_t>(l.u64("arena")), l.u64("offset")}, golden, plain);
+    case FrameType::kVerbsRegionList: return both_ways(VerbsRegionListMessage{l.u64("complete") == 1, regions(l.text("regions"))}, golden, plain);
     case FrameType::kSnapshot: {
       SnapshotMessage m{l.optional_version("want"), l.optional_version("held"), {}, l.u32("lease_ttl_ms"), l.u32("wait_ms"),
                         l.u64("locators") == 1};

@@ -2,6 +2,7 @@
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/wire/message.hpp"
+#include "paramwire/wire/verbs_message.hpp"
 
 #include <gtest/gtest.h>
 
@@ -28,6 +29,25 @@ Case make_case(std::string name, const Message& message, Encode encode) {
             PARAMWIRE_TRY(decoded, Message::decode(meta));
             return meta_of(encode(decoded));
           }};
+}
+
+VerbsEnd verbs_end() {
+  VerbsEnd end;
+  for (std::size_t i = 0; i < end.gid.size(); ++i) end.gid.at(i) = static_cast<std::uint8_t>(i + 1);
+  end.queue_pair = 0x010203;
+  end.packet = 0x040506;
+  end.mtu = 1024;
+  end.lid = 0x0708;
+  end.reads = 16;
+  end.type = 1;
+  return end;
+}
+VerbsRegionListMessage region_list(std::size_t count) {
+  VerbsRegionListMessage out;
+  for (std::size_t i = 0; i < count; ++i) {
+    out.regions.push_back({static_cast<std::uint16_t>(i % 3), i * kRegionBytes, static_cast<std::uint32_t>(kRegionBytes - i), 0x7f0000000000 + i, static_cast<std::uint32_t>(2 * i + 1)});
+  }
+  return out;
 }
 
 std::vector<Case> all_messages() {
@@ -69,6 +89,12 @@ std::vector<Case> all_messages() {
       make_case("PUBLISHED", PublishedMessage{version}, plain),
       make_case("STATS", StatsMessage{{{"blocks_count", 272}, {"arena_bytes", 1 << 30}}}, plain),
       make_case("STATS none", StatsMessage{}, plain),
+      make_case("VERBS_OPEN", VerbsOpenMessage{verbs_end(), 1}, plain),
+      make_case("VERBS_READY", VerbsReadyMessage{verbs_end(), 0x7f0123456000, 0x1801, kVerbsProbeBytes}, plain),
+      make_case("VERBS_REGIONS", VerbsRegionsMessage{17, true, 3, 1 << 30}, plain),
+      make_case("VERBS_REGIONS unasked", VerbsRegionsMessage{17, false, 0, 0}, plain),
+      make_case("VERBS_REGION_LIST", region_list(3), plain),
+      make_case("VERBS_REGION_LIST none", VerbsRegionListMessage{true, {}}, plain),
   };
 }
 
@@ -178,6 +204,89 @@ TEST(Message, PutRefusesUnknownCodesAndKeysWithTwoSpellings) {
   EXPECT_EQ(with([&](PutMessage& m) { m.tensor = longest; }), "accepted");
   const std::string longer(kMaxNameBytes + 1, 'x');
   EXPECT_NE(with([&](PutMessage& m) { m.tensor = longer; }), "accepted");
+}
+
+TEST(Message, AnEndOfAnRdmaConnectionOutsideItsRangesIsRefusedNamingTheField) {
+  const auto with = [](auto change) {
+    VerbsEnd end = verbs_end();
+    change(end);
+    const std::string open = refusal(VerbsOpenMessage{end, 0}), ready = refusal(VerbsReadyMessage{end, 1, 2, 3});
+    const std::size_t field = open.find("bad ");
+    EXPECT_EQ(field == std::string::npos ? open : open.substr(field), field == std::string::npos ? ready : ready.substr(ready.find("bad "))) << "both messages have the same end";
+    return open;
+  };
+  EXPECT_EQ(with([](VerbsEnd&) {}), "accepted");
+  EXPECT_NE(with([](VerbsEnd& e) { e.queue_pair = 0; }).find("queue_pair"), std::string::npos);
+  EXPECT_NE(with([](VerbsEnd& e) { e.queue_pair = 1 << 24; }).find("queue_pair"), std::string::npos);
+  EXPECT_EQ(with([](VerbsEnd& e) { e.queue_pair = (1 << 24) - 1; }), "accepted");
+  EXPECT_NE(with([](VerbsEnd& e) { e.packet = 1 << 24; }).find("packet"), std::string::npos);
+  EXPECT_EQ(with([](VerbsEnd& e) { e.packet = (1 << 24) - 1; }), "accepted");
+  EXPECT_EQ(with([](VerbsEnd& e) { e.packet = 0; }), "accepted");
+  for (const int mtu : {0, 1, 128, 255, 257, 1023, 1500, 4095, 4097, 8192, 32768, 65535}) {
+    EXPECT_NE(with([&](VerbsEnd& e) { e.mtu = static_cast<std::uint16_t>(mtu); }).find("mtu"), std::string::npos) << mtu;
+  }
+  for (const int mtu : {256, 512, 1024, 2048, 4096}) EXPECT_EQ(with([&](VerbsEnd& e) { e.mtu = static_cast<std::uint16_t>(mtu); }), "accepted") << mtu;
+  EXPECT_NE(with([](VerbsEnd& e) { e.reads = 0; }).find("reads"), std::string::npos);
+  EXPECT_EQ(with([](VerbsEnd& e) { e.reads = 255; }), "accepted");
+  EXPECT_NE(with([](VerbsEnd& e) { e.type = 3; }).find("type"), std::string::npos);
+  for (const int type : {0, 1, 2}) EXPECT_EQ(with([&](VerbsEnd& e) { e.type = static_cast<std::uint8_t>(type); }), "accepted") << type;
+}
+
+TEST(Message, AProbeOfNothingOrOfMoreThanTheProtocolAllowsIsRefused) {
+  EXPECT_NE(refusal(VerbsReadyMessage{verbs_end(), 1, 2, 0}).find("probe_size"), std::string::npos);
+  EXPECT_NE(refusal(VerbsReadyMessage{verbs_end(), 1, 2, kVerbsProbeBytes + 1}).find("probe_size"), std::string::npos);
+  EXPECT_EQ(refusal(VerbsReadyMessage{verbs_end(), 1, 2, 1}), "accepted");
+  EXPECT_EQ(refusal(VerbsReadyMessage{verbs_end(), ~std::uint64_t{0}, ~std::uint32_t{0}, kVerbsProbeBytes}), "accepted");
+}
+
+TEST(Message, AQuestionForRegionsHasOneSpelling) {
+  const auto meta = [](std::uint8_t wanted, std::uint16_t arena, std::uint64_t offset) {
+    Bytes out;
+    ByteWriter writer(out);
+    writer.put<std::uint32_t>(7);
+    writer.put(wanted);
+    writer.put(arena);
+    writer.put(offset);
+    return out;
+  };
+  const auto refused = [](const Bytes& bytes) {
+    const auto decoded = VerbsRegionsMessage::decode(bytes);
+    return decoded.ok() ? "accepted" : decoded.error().message();
+  };
+  EXPECT_NE(refused(meta(2, 0, 0)).find("wanted"), std::string::npos);
+  EXPECT_NE(refused(meta(0, 1, 0)).find("arena"), std::string::npos);
+  EXPECT_NE(refused(meta(0, 0, 1)).find("offset"), std::string::npos);
+  EXPECT_EQ(refused(meta(0, 0, 0)), "accepted");
+  EXPECT_EQ(refused(meta(1, 65535, ~std::uint64_t{0})), "accepted");
+}
+
+TEST(Message, AListOfRegionsThatNoServerCanHaveIsRefused) {
+  const auto with = [](auto change) {
+    VerbsRegionListMessage m = region_list(2);
+    change(m.regions[1]);
+    return refusal(m);
+  };
+  EXPECT_EQ(with([](VerbsRegion&) {}), "accepted");
+  EXPECT_NE(with([](VerbsRegion& r) { r.offset += 1; }).find("region"), std::string::npos);
+  EXPECT_NE(with([](VerbsRegion& r) { r.offset = kRegionBytes / 2; }).find("region"), std::string::npos);
+  EXPECT_NE(with([](VerbsRegion& r) { r.size = 0; }).find("region"), std::string::npos);
+  EXPECT_NE(with([](VerbsRegion& r) { r.size = kRegionBytes + 1; }).find("region"), std::string::npos);
+  EXPECT_EQ(with([](VerbsRegion& r) { r.size = kRegionBytes; }), "accepted");
+  EXPECT_EQ(with([](VerbsRegion& r) { r.size = 1; }), "accepted");
+  Bytes complete = meta_of(region_list(2).encode(kRequest));
+  complete[0] = std::byte{2};
+  EXPECT_FALSE(VerbsRegionListMessage::decode(complete).ok());
+}
+
+TEST(Message, TheLongestListOfRegionsFitsAFrameAndOneMoreIsRefused) {
+  const Bytes frame = region_list(kVerbsRegionsMax).encode(kRequest);
+  ASSERT_LE(frame.size() - sizeof(FrameHeader), kMaxMetaBytes);
+  EXPECT_TRUE(VerbsRegionListMessage::decode(meta_of(frame)).ok());
+  EXPECT_NE(refusal(region_list(kVerbsRegionsMax + 1)).find("count"), std::string::npos);
+  // 2^60 regions, of which none follows.
+  Bytes promised = {std::byte{1}};
+  ByteWriter(promised).varint(std::uint64_t{1} << 60);
+  EXPECT_FALSE(VerbsRegionListMessage::decode(promised).ok());
 }
 
 TEST(Message, DeclaredSizesBeyondTheDataAreRefused) {

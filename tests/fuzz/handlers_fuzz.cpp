@@ -1,19 +1,51 @@
-// A server's handlers with a client that sends anything after HELLO: every answer is a whole frame, and what was published stays.
+// A server's handlers with a client that sends anything after HELLO: every answer is a whole frame, what was published stays, and nothing that a
+// client had made on an RDMA device outlives its connection.
 #include "fuzz.hpp"
 
 #include "paramwire/server/handlers.hpp"
 #include "paramwire/store/memory_tier.hpp"
+#include "support/fake_verbs.hpp"
 #include "support/frame_feed.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 namespace paramwire::fuzz {
 namespace {
 
+// The real endpoint over a fake fabric, made when the first input asks for it: most never do.
+class Door final : public VerbsDoor {
+ public:
+  Result<VerbsReadyMessage> open(std::uint64_t connection, const VerbsOpenMessage& open, const std::optional<Gid>& local) override {
+    return endpoint().open(connection, open, local);
+  }
+  Result<VerbsRegionListMessage> regions(std::uint64_t connection, const VerbsRegionsMessage& ask, const Tier& tier) override {
+    return endpoint().regions(connection, ask, tier);
+  }
+  void close(std::uint64_t connection) noexcept override { endpoint().close(connection); }
+  void check() const {
+    if (fabric_ == nullptr) return;
+    require(fabric_->live().qps == 0, "a queue pair ends with its connection");
+    require(fabric_->breaches().empty(), "the fabric is used as it may be");
+  }
+
+ private:
+  VerbsEndpoint& endpoint() {
+    if (endpoint_ == nullptr) {
+      fabric_ = std::make_shared<testing::FakeVerbs>(testing::FakeFabric{{testing::FakeDevice::roce("fake0", "127.0.0.1")}});
+      endpoint_ = *VerbsEndpoint::create(fabric_, {});
+    }
+    return *endpoint_;
+  }
+  std::shared_ptr<testing::FakeVerbs> fabric_;
+  std::unique_ptr<VerbsEndpoint> endpoint_;
+};
+
 struct World {
   std::unique_ptr<Tier> tier;
+  Door door;  // before the tier whose memory it has registered is gone
   std::unique_ptr<Coordinator> coordinator;
   std::unique_ptr<BlockStore> store;
   std::unique_ptr<Handlers> handlers;
@@ -64,6 +96,7 @@ void run(std::span<const std::byte> input) {
   HandlerOptions options;
   options.random = [&world] { return Result<std::uint64_t>(++world.random); };
   options.put_bytes_max = 1 << 16;
+  options.verbs = &world.door;
   world.handlers = std::make_unique<Handlers>(*world.store, *world.tier, *world.coordinator, nullptr, options);
   Session session(1, false);
   FrameParser parser;
@@ -90,6 +123,7 @@ void run(std::span<const std::byte> input) {
   world.handlers->tick(world.now += 1000 * kMicrosPerSecond);
   const StoreStats stats = world.store->stats();
   require(stats.publishes_open == 0, "a publish that nobody goes on with ends");
+  world.door.check();
 }
 
 }  // namespace paramwire::fuzz

@@ -3,6 +3,7 @@
 #include "fuzz.hpp"
 
 #include "paramwire/wire/message.hpp"
+#include "paramwire/wire/verbs_message.hpp"
 
 #include <algorithm>
 #include <cstddef>

@@ -167,6 +167,10 @@ def put(kind: str, value: str) -> bytes:
     if kind == "shape":
         dims = [int(d) for d in value.split(",") if d]
         return bytes([len(dims)]) + b"".join(struct.pack("<Q", d) for d in dims)
+    if kind == "regions":  # arena:offset:size:address:key, the last two in hex
+        rows = [row.split(":") for row in value.split(",") if row]
+        packed = (struct.pack("<HQIQI", *map(int, row[:3]), int(row[3], 16), int(row[4], 16)) for row in rows)
+        return varint(len(rows)) + b"".join(packed)
     assert kind == "stats"
     pairs = [pair.split(":") for pair in value.split(",") if pair]
     return varint(len(pairs)) + b"".join(text(name) + struct.pack("<Q", int(number)) for name, number in pairs)
@@ -189,6 +193,9 @@ def get(kind: str, cursor: Cursor) -> str:
         return cursor.take(cursor.varint()).hex()
     if kind == "shape":
         return ",".join(str(cursor.unpack("Q")) for _ in range(cursor.take(1)[0]))
+    if kind == "regions":
+        found = [struct.unpack("<HQIQI", cursor.take(26)) for _ in range(cursor.varint())]
+        return ",".join(f"{arena}:{offset}:{size}:{at:016x}:{key:08x}" for arena, offset, size, at, key in found)
     assert kind == "stats"
     return ",".join(f"{get('text', cursor)}:{cursor.unpack('Q')}" for _ in range(cursor.varint()))
 
@@ -204,6 +211,8 @@ STRUCTS: dict[str, Layout] = {
 }  # fmt: skip
 PUBLISH_ID: Layout = [("publish", "id128"), ("version", "version")]
 NAMES: Layout = [("publish", "id128"), ("tensor", "text"), ("target", "text")]
+VERBS_END: Layout = [("gid", "b16"), ("queue_pair", "I"), ("packet", "I"), ("mtu", "H"), ("lid", "H"), ("reads", "B"),
+                     ("type", "B")]  # fmt: skip
 MESSAGES: dict[str, tuple[int, Layout]] = {
     "HELLO": (1, [("client", "id128"), ("pid", "I")]),
     "WELCOME": (2, [("incarnation", "id128"), ("epoch", "I"), ("newest", "version"), ("lease_ttl_ms_max", "I"),
@@ -238,6 +247,10 @@ MESSAGES: dict[str, tuple[int, Layout]] = {
     "STATS": (51, [("values", "stats")]),
     "UDP_OPEN": (60, []),
     "UDP_KEY": (61, [("port", "H"), ("session", "xQ"), ("key", "b16"), ("segment_max", "H")]),
+    "VERBS_OPEN": (70, [*VERBS_END, ("choice", "B")]),
+    "VERBS_READY": (71, [*VERBS_END, ("probe_address", "xQ"), ("probe_key", "xI"), ("probe_size", "I")]),
+    "VERBS_REGIONS": (72, [("known", "I"), ("wanted", "B"), ("arena", "H"), ("offset", "Q")]),
+    "VERBS_REGION_LIST": (73, [("complete", "B"), ("regions", "regions")]),
 }  # fmt: skip
 
 

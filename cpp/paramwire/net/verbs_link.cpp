@@ -43,7 +43,7 @@ Error region_gone(std::uint16_t arena, std::uint64_t offset, std::uint64_t size)
 // Whole pages, registered.
 struct VerbsLink::Staging {
   struct Free {
-    void operator()(std::byte* memory) const noexcept { std::free(memory); }
+    void operator()(std::byte* pages) const noexcept { std::free(pages); }
   };
   std::unique_ptr<std::byte, Free> bytes;
   std::unique_ptr<VerbsMemory> memory;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 namespace paramwire {
 
@@ -15,6 +16,9 @@ namespace {
 constexpr std::size_t kPage = 4096;
 // Regions that one question without a wish makes the server register: two of 16 MiB hold the loop for less than 10 ms.
 constexpr std::size_t kRegisteredAtOnce = 2;
+
+// A device that can't be opened, or a path that the kernel refuses, is not the lack of one: the client has other ways to ask for.
+Error of_this_way(Error error) { return error.code() == Code::kUnavailable ? Error(Code::kUnreachable, error.message()) : std::move(error); }
 
 std::uint64_t committed_of(const ArenaInfo& arena, std::uint64_t region) noexcept {
   const std::uint64_t begin = region * kRegionBytes;
@@ -59,7 +63,9 @@ Result<VerbsReadyMessage> VerbsEndpoint::answer(std::uint64_t connection, const 
     return Error(Code::kNotFound, cat("this server has ", choices.size(), " ways to GID ", to_string(open.end.gid), ", number ", unsigned{open.choice}, " was asked for"));
   }
   const VerbsChoice& choice = choices[open.choice];
-  PARAMWIRE_TRY(opened, device(choice.device));
+  auto opening = device(choice.device);
+  if (!opening.ok()) return of_this_way(opening.error());
+  auto opened = std::move(*opening);
   VerbsQueue::Options wanted;
   wanted.depth = 0;
   wanted.reads = open.end.reads;
@@ -67,7 +73,7 @@ Result<VerbsReadyMessage> VerbsEndpoint::answer(std::uint64_t connection, const 
   if (!made.ok()) {
     // A device that was reset, or taken out and put back, is another one: the next client opens it anew.
     if (made.error().code() == Code::kUnavailable) devices_.erase(choice.device);
-    return std::move(made).error();
+    return of_this_way(made.error());
   }
   auto queue = std::move(*made);
   VerbsReadyMessage ready;
@@ -80,7 +86,7 @@ Result<VerbsReadyMessage> VerbsEndpoint::answer(std::uint64_t connection, const 
   VerbsEnd remote = open.end;
   remote.mtu = ready.end.mtu;
   remote.reads = ready.end.reads;
-  PARAMWIRE_CHECK(queue->connect(remote));
+  if (const Status connected = queue->connect(remote); !connected.ok()) return of_this_way(connected.error());
   sessions_[connection] = {std::move(opened), std::move(queue)};
   return ready;
 }

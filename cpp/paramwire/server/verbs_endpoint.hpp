@@ -31,8 +31,8 @@ class VerbsDoor {
  public:
   virtual ~VerbsDoor() = default;
   // `local`: the address that the connection reached; none over a unix socket.
-  // errors: kUnavailable when no device here can be used; kNotFound when open.choice is past the last way to that end; kBackpressure naming
-  //         the limit.
+  // errors: kUnavailable when no device here can be used; kNotFound when open.choice is past the last way to that end; kUnreachable when that
+  //         way can't be had, where the next may be; kBackpressure naming the limit.
   virtual Result<VerbsReadyMessage> open(std::uint64_t connection, const VerbsOpenMessage& open, const std::optional<Gid>& local) = 0;
   // errors: kInvalid before open(); kNotFound when `tier` has no such bytes; as VerbsMemory::create.
   virtual Result<VerbsRegionListMessage> regions(std::uint64_t connection, const VerbsRegionsMessage& ask, const Tier& tier) = 0;
