@@ -37,9 +37,9 @@ struct RemoteRead {
 
 struct OneSidedOptions {
   OmittedReadChecks omitted;
-  std::uint32_t slice = 1 << 20;                     // bytes of one read, and of what next() gives at once, at most
+  std::uint32_t slice = 1 << 20;                     // bytes of one read at most, a multiple of 64; next() ends with the read that reaches it
   std::uint32_t reads_max = 64;                      // given out and not completed
-  std::uint64_t bytes_max = std::uint64_t{8} << 20;  // of those, together
+  std::uint64_t bytes_max = std::uint64_t{8} << 20;  // of those, together: the last may reach over it, by less than a slice
   bool header_with_payload = false;                  // the known wrong order, for the test that must catch it
 };
 

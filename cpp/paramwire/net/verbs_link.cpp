@@ -190,12 +190,16 @@ Status VerbsLink::try_path(const VerbsChoice& choice, std::uint8_t at_server, Mi
   return {};
 }
 
-// One READ of several packets, at the agreed MTU: a path that carries small ones only would fail with the first large block.
+// One READ of several packets, at the agreed MTU: a path that carries small ones only would fail with the first large block. Of as much as the server
+// offers, and as this end has room for and its device takes at once.
 Status VerbsLink::probe(const VerbsReadyMessage& ready, Micros deadline) {
-  const std::span<std::byte> into = staging_->memory->bytes().first(ready.probe_size);
+  const std::uint32_t message_max = queue_->choice().message_max;
+  const auto room = static_cast<std::uint32_t>(staging_->memory->bytes().size());
+  const std::uint32_t size = std::min({ready.probe_size, room, message_max == 0 ? room : message_max});
+  const std::span<std::byte> into = staging_->memory->bytes().first(size);
   std::fill(into.begin(), into.end(), std::byte{0});
   const Micros start = steady_clock().now();
-  const VerbsRead read{ready.probe_address, ready.probe_key, staging_->memory->local_key(), into.data(), ready.probe_size};
+  const VerbsRead read{ready.probe_address, ready.probe_key, staging_->memory->local_key(), into.data(), size};
   PARAMWIRE_CHECK(queue_->post({&read, 1}));
   ++stats_.verbs.reads;
   ++stats_.verbs.doorbells;
@@ -204,11 +208,11 @@ Status VerbsLink::probe(const VerbsReadyMessage& ready, Micros deadline) {
     PARAMWIRE_TRY(done, queue_->poll());
     if (done > 0) break;
     if (steady_clock().now() >= until) {
-      return Error(Code::kUnreachable, cat("a READ of ", ready.probe_size, " bytes at MTU ", ready.end.mtu, " from GID ", to_string(ready.end.gid), " was not answered in ", kProbeMax / 1000, " ms"));
+      return Error(Code::kUnreachable, cat("a READ of ", size, " bytes at MTU ", ready.end.mtu, " from GID ", to_string(ready.end.gid), " was not answered in ", kProbeMax / 1000, " ms"));
     }
     PARAMWIRE_CHECK(wait(until));
   }
-  for (std::uint32_t i = 0; i < ready.probe_size; ++i) {
+  for (std::uint32_t i = 0; i < size; ++i) {
     if (into[i] != verbs_probe_byte(i)) return Error(Code::kUnreachable, cat("a READ from GID ", to_string(ready.end.gid), " brought other bytes than the server's probe: another machine has that address"));
   }
   return {};
