@@ -86,6 +86,7 @@ class VerbsLink final : public Link {
   std::atomic<bool> broken_{false};
   std::string broken_by_;
   Micros deadline_ = 0;                         // of the read under way
+  Micros now_ = 0;                              // when the clock was looked at last
   Micros looked_ = 0;                           // while spinning: whether somebody asks for the end of it
   LinkStats stats_;
 };
