@@ -105,13 +105,18 @@ Result<VerbsReadyMessage> VerbsEndpoint::answer(std::uint64_t connection, const 
 
 Result<VerbsReadyMessage> VerbsEndpoint::open(std::uint64_t connection, const VerbsOpenMessage& open, const std::optional<Gid>& local) {
   // A second way is asked for where the first did not work, and what does not work may have changed.
-  const Micros now = steady_clock().now();
-  const bool fresh = now - ports_read_ >= kPortsAge || open.choice > 0;
-  if (fresh) PARAMWIRE_CHECK(look());
-  auto ready = answer(connection, open, local);
+  VerbsOpenMessage asked = open;
+  const bool fresh = steady_clock().now() - ports_read_ >= kPortsAge || asked.choice > 0;
+  if (fresh) {
+    const std::string before = to_string(ports_);
+    PARAMWIRE_CHECK(look());
+    // Chosen from a table that was wrong (a GID that moved to another index can be used and leads nowhere): what stands there now was not tried.
+    if (asked.choice > 0 && to_string(ports_) != before) --asked.choice;
+  }
+  auto ready = answer(connection, asked, local);
   if (!ready.ok() && !fresh && ready.error().code() != Code::kBackpressure) {
     PARAMWIRE_CHECK(look());
-    ready = answer(connection, open, local);
+    ready = answer(connection, asked, local);
   }
   ++(ready.ok() ? opened_ : refused_);
   return ready;
