@@ -90,9 +90,10 @@ TEST_F(VerbsLinkTest, TheServerHandlesNoMessageForReads) {
 TEST_F(VerbsLinkTest, BothEndsAreSetToTheSmallerMtu) {
   for (const auto& [server, client] : {std::pair(4096U, 1024U), std::pair(1024U, 4096U), std::pair(256U, 2048U)}) {
     SCOPED_TRACE(cat("server ", server, " client ", client));
-    serve();
-    fabric_->change("fake0", [&](FakeDevice& device) { device.ports[0].mtu_active = server; });
-    fabric_->change("fake1", [&](FakeDevice& device) { device.ports[0].mtu_active = client; });
+    FakeFabric fabric = server_and_client();
+    fabric.devices[0].ports[0].mtu_active = server;
+    fabric.devices[1].ports[0].mtu_active = client;
+    serve(fabric);
     rig_->publish({{"w", bytes_}});
     const Snapshot snapshot = rig_->snapshot();
     const auto link = connect();
@@ -107,21 +108,34 @@ TEST_F(VerbsLinkTest, BothEndsAreSetToTheSmallerMtu) {
   }
 }
 
-TEST_F(VerbsLinkTest, APathThatCarriesOnlySmallPacketsFailsTheProbeWithTheMtuNamed) {
+TEST_F(VerbsLinkTest, APathThatCarriesOnlySmallPacketsFailsTheProbeWithTheReason) {
+  refusals_expected_ = true;  // of the MTU by the client's own port, when it tries the server's next way
   serve();
-  // The tables say 4096, the path carries less.
+  // Tables and queue pairs say 4096, the client's port has less by now: only what is longer than a packet notices.
   fabric_->before_read([this](const FakeRead& read) {
-    if (read.number == 1) fabric_->change("fake0", [](FakeDevice& device) { device.ports[0].mtu_active = 1024; });
+    if (read.number == 1) fabric_->change("fake1", [](FakeDevice& device) { device.ports[0].mtu_active = 1024; });
   });
   const auto link = try_connect();
   ASSERT_FALSE(link.ok());
   EXPECT_EQ(link.error().code(), Code::kUnreachable);
-  expect_words(link.error().message(), {"no RDMA way to", "fake1 port 1 GID 1", "transport retry counter exceeded (status 12)", "drops packets of this MTU"});
-  // What the tables say now works.
+  expect_words(link.error().message(), {"no RDMA way to", rig_->tcp_endpoint().to_string(), "fake1 port 1 GID 1", "transport retry counter exceeded (status 12)", "drops packets of this MTU"});
+  // By the tables as they are now it works.
   rig_->publish({{"w", bytes_}});
   const auto again = connect();
   EXPECT_EQ(again->stats().verbs.mtu_bytes, 1024U);
   EXPECT_EQ(must(read(*again, rig_->snapshot(), "w")), bytes_);
+}
+
+TEST_F(VerbsLinkTest, AnMtuThatChangedAtTheServerIsNoticedByTheProbeAndTakenAtOnce) {
+  serve();
+  rig_->publish({{"w", bytes_}});
+  fabric_->before_read([this](const FakeRead& read) {
+    if (read.number == 1) fabric_->change("fake0", [](FakeDevice& device) { device.ports[0].mtu_active = 1024; });
+  });
+  const auto link = connect();
+  EXPECT_EQ(link->stats().verbs.mtu_bytes, 1024U);
+  EXPECT_EQ(link->stats().verbs.control_calls, 3U);
+  EXPECT_EQ(must(read(*link, rig_->snapshot(), "w")), bytes_);
 }
 
 TEST_F(VerbsLinkTest, TheProbeIsLargerThanAnyPacketAndTheNextWayIsTriedWhenItFails) {
@@ -179,11 +193,11 @@ TEST_F(VerbsLinkTest, TheServersSecondWayIsTakenWhenItsFirstFailsTheProbeOrCanNo
     rig_->publish({{"w", bytes_}});
     const auto with = node();
     ASSERT_TRUE(with->choices({}).ok());
-    // The server has read its tables once: opening a device comes after three more openings.
+    // What fails with tables that were read before is tried once more with fresh ones.
     if (why == Why::kProbe) fabric_->fail_read(1, {IBV_WC_RETRY_EXC_ERR});
     if (why == Why::kOpen) fabric_->change("fake0", [](FakeDevice& device) { device.pds_max = 0; });
-    if (why == Why::kQueuePair) fabric_->fail(FakeCall::kCreateQp, EIO, 1, 1, "fake0");
-    if (why == Why::kRoute) fabric_->fail(FakeCall::kModifyToRtr, EINVAL, 1, 1, "fake0");
+    if (why == Why::kQueuePair) fabric_->fail(FakeCall::kCreateQp, EIO, 1, 2, "fake0");
+    if (why == Why::kRoute) fabric_->fail(FakeCall::kModifyToRtr, EINVAL, 1, 2, "fake0");
     auto link = try_connect({}, with);
     if (why == Why::kOpen) {  // a limit, which every way would meet as far as anybody knows
       ASSERT_FALSE(link.ok());
@@ -199,6 +213,7 @@ TEST_F(VerbsLinkTest, TheServersSecondWayIsTakenWhenItsFirstFailsTheProbeOrCanNo
 }
 
 TEST_F(VerbsLinkTest, ATableInAnotherOrderIsReadAnewByTheNextLink) {
+  refusals_expected_ = true;  // the server's first try is by a table that it read a moment ago
   serve();
   rig_->publish({{"w", bytes_}});
   const Snapshot snapshot = rig_->snapshot();
@@ -216,6 +231,21 @@ TEST_F(VerbsLinkTest, ATableInAnotherOrderIsReadAnewByTheNextLink) {
   EXPECT_EQ(must(read(*after, snapshot, "w")), bytes_);
   EXPECT_EQ(must(read(*before, snapshot, "w")), bytes_) << "the address is what it was";
   EXPECT_EQ(to_rtr("fake0").back().attributes.ah_attr.grh.sgid_index, 7);
+}
+
+// Not refused by anybody: the old index names another address now, which leads nowhere.
+TEST_F(VerbsLinkTest, AnIndexThatNamesAnotherAddressNowIsNoticedByTheProbe) {
+  serve();
+  rig_->publish({{"w", bytes_}});
+  const auto before = connect();  // the server has read its table
+  fabric_->change("fake0", [](FakeDevice& device) {
+    device.ports[0].gids[0].index = 1;
+    device.ports[0].gids[1].index = 0;
+  });
+  const auto link = connect();
+  EXPECT_EQ(link->stats().verbs.control_calls, 3U) << "the server was asked twice for a queue pair";
+  EXPECT_EQ(to_rtr("fake0").back().attributes.ah_attr.grh.sgid_index, 0);
+  EXPECT_EQ(must(read(*link, rig_->snapshot(), "w")), bytes_);
 }
 
 TEST_F(VerbsLinkTest, AnAddressTakenAwayEndsTheLinkAndItsReturnIsNoticed) {
@@ -303,9 +333,10 @@ TEST_F(VerbsLinkTest, NoReadIsLongerThanTheDeviceTakes) {
 }
 
 TEST_F(VerbsLinkTest, ADeviceWithOneReadAtATimeIsEnough) {
-  for (const char* device : {"fake0", "fake1"}) {
-    serve();
-    fabric_->change(device, [](FakeDevice& each) { each.reads_max = 1; });
+  for (const std::size_t device : {std::size_t{0}, std::size_t{1}}) {
+    FakeFabric fabric = server_and_client();
+    fabric.devices[device].reads_max = 1;
+    serve(fabric);
     rig_->publish({{"w", bytes_}});
     const auto link = connect({.slice = 8192, .staging = 65536});
     EXPECT_EQ(link->stats().verbs.reads_on_wire, 1U);

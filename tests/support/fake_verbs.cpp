@@ -58,6 +58,11 @@ void FakeVerbs::fail(FakeCall call, int error, std::uint64_t nth, std::uint64_t 
   faults_.push_back({call, error, nth, times, std::move(device)});
 }
 
+void FakeVerbs::fail_no_more() {
+  const Lock lock(mutex_);
+  faults_.clear();
+}
+
 void FakeVerbs::fail_read(std::uint64_t nth, const FakeReadFault& fault) {
   const Lock lock(mutex_);
   read_faults_.push_back({nth, fault});

@@ -128,6 +128,7 @@ class FakeVerbs final : public VerbsApi {
 
   // Call number `nth` from now (1: the next) and the `times` - 1 after it return `error` (errno). `device`: of that device only; empty: of any.
   void fail(FakeCall call, int error, std::uint64_t nth = 1, std::uint64_t times = 1, std::string device = {});
+  void fail_no_more();
   // READ number `nth` from now that starts.
   void fail_read(std::uint64_t nth, const FakeReadFault& fault);
   // Changes a device under the feet of its users: a port down, GIDs in another order, unplugged. READs that wait are tried again.

@@ -257,7 +257,7 @@ ibv_comp_channel* FakeVerbs::create_comp_channel(ibv_context* raw) {
   int error = context == nullptr ? EINVAL : usable(FakeCall::kCreateChannel, *context->owner);
   if (error != 0) return failed(error);
   auto channel = std::make_unique<Channel>();
-  channel->fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+  channel->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
   if (channel->fd < 0) return nullptr;  // errno is eventfd's
   channel->context = context;
   channel->owner = context;

@@ -100,13 +100,18 @@ class Rig {
     return must(publish.finish());
   }
 
+  // A turn of the server's loop: it has seen what came to it before.
+  void round_trip() {
+    const std::uint64_t request = control().next_request();
+    must(control().call(encode_empty(FrameType::kStat, request), request, FrameType::kStats, in_seconds(30)));
+  }
+
   Snapshot snapshot(std::optional<Version> want = std::nullopt) {
-    if (!control_) control_ = must(ControlLink::connect(unix_endpoint(), ClientId{1, 2}, in_seconds(10)));
     SnapshotMessage ask;
     ask.want = want;
     ask.locators = true;
-    const std::uint64_t request = control_->next_request();
-    const auto answer = must(control_->call(ask.encode(request), request, FrameType::kManifest, in_seconds(30)));
+    const std::uint64_t request = control().next_request();
+    const auto answer = must(control().call(ask.encode(request), request, FrameType::kManifest, in_seconds(30)));
     const auto message = must(ManifestMessage::decode(answer.meta));
     Snapshot out;
     const std::span<const std::byte> body(answer.body);
@@ -137,6 +142,11 @@ class Rig {
   std::unique_ptr<Server> server;
 
  private:
+  ControlLink& control() {
+    if (!control_) control_ = must(ControlLink::connect(unix_endpoint(), ClientId{1, 2}, in_seconds(10)));
+    return *control_;
+  }
+
   TemporaryDirectory directory_;
   std::unique_ptr<ControlLink> control_;
 };

@@ -74,7 +74,7 @@ class VerbsRig : public ::testing::Test {
   }
   // Queue pairs at the server, once `wanted` of them are left: it hears of a closed connection in its own time.
   std::uint64_t server_queue_pairs(std::uint64_t wanted) const {
-    for (int i = 0; i < 10'000 && must(rig_->server->stats()).verbs.queue_pairs != wanted; ++i) rig_->snapshot();  // a round trip through its loop each
+    for (int i = 0; i < 10'000 && must(rig_->server->stats()).verbs.queue_pairs != wanted; ++i) rig_->round_trip();
     return must(rig_->server->stats()).verbs.queue_pairs;
   }
 

@@ -194,6 +194,7 @@ Status VerbsQueue::post(std::span<const VerbsRead> reads) {
     const VerbsRead& read = reads[i];
     places[i] = {reinterpret_cast<std::uintptr_t>(read.into), read.size, read.local_key};
     ibv_send_wr& request = requests[i] = {};
+    request.wr_id = read.size;  // what a failed one is told by: nothing else is
     request.opcode = IBV_WR_RDMA_READ;
     request.sg_list = &places[i];
     request.num_sge = 1;
@@ -220,7 +221,7 @@ Result<std::size_t> VerbsQueue::poll() {
     if (completion.status != IBV_WC_SUCCESS) {
       failed_ = completion.status;
       const VerbsFailure why = verbs_failure(completion.status);
-      return Error(Code::kUnreachable, cat("RDMA READ over ", choice_.to_string(), " failed: ", why.name, " (status ", why.status, "): ", why.hint));
+      return Error(Code::kUnreachable, cat("RDMA READ of ", completion.wr_id, " bytes over ", choice_.to_string(), " failed: ", why.name, " (status ", why.status, "): ", why.hint));
     }
     assert(doorbell_count_ > 0);
     done += doorbells_[first_doorbell_];

@@ -42,6 +42,12 @@ Error region_gone(std::uint16_t arena, std::uint64_t offset, std::uint64_t size)
   return Error(Code::kStale, cat("the locator names bytes ", offset, " to ", offset + size, " of arena ", arena, ", which the server does not have: take a new snapshot"));
 }
 
+// What the device says of a connection, with the name of its other end.
+Error of_peer(const Socket& control, const Error& error) { return Error(error.code(), cat(control.peer(), ": ", error.message())); }
+
+// What can't be had on one way may be had on the next, and is not the lack of any device: where RDMA was offered, going on without it is a fallback.
+Error of_this_way(const Error& error) { return error.code() == Code::kUnavailable ? Error(Code::kUnreachable, error.message()) : error; }
+
 }  // namespace
 
 // Whole pages, registered.
@@ -122,7 +128,7 @@ Result<std::unique_ptr<Link>> VerbsLink::connect(const Endpoint& endpoint, const
   }
   std::unique_ptr<VerbsLink> link(new VerbsLink(std::move(greeted), std::move(node), options));
   PARAMWIRE_CHECK(link->open_path(deadline));
-  PARAMWIRE_CHECK(link->learn(deadline));
+  if (const Status learned = link->learn(deadline); !learned.ok()) return of_this_way(learned.error());
   return std::unique_ptr<Link>(std::move(link));
 }
 
@@ -150,14 +156,14 @@ Status VerbsLink::try_path(const VerbsChoice& choice, std::uint8_t at_server, Mi
   queue_.reset();
   reader_.reset();
   staging_.reset();
-  const auto of_this_way = [](Error error) { return error.code() == Code::kUnavailable ? Error(Code::kUnreachable, error.message()) : std::move(error); };
   auto device = node_->device(choice.device);
   if (!device.ok()) return of_this_way(device.error());
   device_ = std::move(*device);
   const std::uint32_t slice = std::min({options_.slice, options_.staging / 2, choice.message_max == 0 ? options_.slice : choice.message_max}) / kPage * kPage;
   if (slice == 0) return Error(Code::kInvalid, cat("verbs: a slice of ", options_.slice, " bytes with a staging buffer of ", options_.staging, ": both are whole pages, and two slices fit the buffer"));
-  PARAMWIRE_TRY(staging, Staging::create(device_, options_.staging / kPage * kPage));
-  staging_ = std::move(staging);
+  auto staging = Staging::create(device_, options_.staging / kPage * kPage);
+  if (!staging.ok()) return of_this_way(staging.error());
+  staging_ = std::move(*staging);
   VerbsQueue::Options wanted;
   wanted.depth = kDepth;
   wanted.reads = kReadsOnWire;
@@ -211,8 +217,10 @@ Status VerbsLink::probe(const VerbsReadyMessage& ready, Micros deadline) {
   while (queue_->outstanding() > 0) {
     PARAMWIRE_TRY(done, queue_->poll());
     if (done > 0) break;
-    if (steady_clock().now() >= until) {
-      return Error(Code::kUnreachable, cat("a READ of ", size, " bytes at MTU ", ready.end.mtu, " from GID ", to_string(ready.end.gid), " was not answered in ", kProbeMax / 1000, " ms"));
+    const Micros now = steady_clock().now();
+    if (now >= until) {
+      return Error(now >= deadline ? Code::kTimeout : Code::kUnreachable, cat(control_.peer(), ": a READ of ", size, " bytes at MTU ", ready.end.mtu, " from GID ", to_string(ready.end.gid),
+                                                                              " was not answered in ", (now - start) / 1000, " ms"));
     }
     PARAMWIRE_CHECK(wait(until));
   }
@@ -306,7 +314,7 @@ Status VerbsLink::run(std::size_t count, Micros deadline) {
     const std::size_t given = reader_->next(reads_);
     for (std::size_t i = 0; i < given; ++i) unlooked += reads_[i].size;
     if (given > 0) PARAMWIRE_CHECK(post(std::span(reads_).first(given)));
-    PARAMWIRE_TRY(done, queue_->poll());
+    PARAMWIRE_TRY(done, take());
     reader_->completed(done);
     const bool consumed = reader_->consume();
     if (given == 0 && done == 0 && !consumed) {
@@ -322,6 +330,11 @@ Status VerbsLink::run(std::size_t count, Micros deadline) {
                                      queue_->outstanding(), " READs under way)"));
   }
   return {};
+}
+
+Result<std::size_t> VerbsLink::take() {
+  auto done = queue_->poll();
+  return done.ok() ? std::move(done) : of_peer(control_, done.error());
 }
 
 Status VerbsLink::post(std::span<const RemoteRead> reads) {
@@ -343,7 +356,8 @@ Status VerbsLink::post(std::span<const RemoteRead> reads) {
   }
   stats_.verbs.reads += reads.size();
   ++stats_.verbs.doorbells;
-  return queue_->post(std::span<const VerbsRead>(posting_).first(reads.size()));
+  const Status posted = queue_->post(std::span<const VerbsRead>(posting_).first(reads.size()));
+  return posted.ok() ? posted : of_peer(control_, posted.error());
 }
 
 Status VerbsLink::check_control() {
@@ -359,7 +373,7 @@ Status VerbsLink::wait(Micros deadline) {
   const auto interrupted = [&] { return Error(Code::kTimeout, cat(control_.peer(), ": the wait for its memory was interrupted")); };
   for (Micros until = kNever, look = 0; now_ <= until; ++look) {
     for (int i = 0; i < kPollsALook; ++i) {
-      PARAMWIRE_TRY(some, queue_->poll());
+      PARAMWIRE_TRY(some, take());
       if (some == 0) continue;
       if (reader_) reader_->completed(some);
       return {};
@@ -374,8 +388,8 @@ Status VerbsLink::wait(Micros deadline) {
     if (wait_interrupted()) return interrupted();
     return {};
   }
-  PARAMWIRE_CHECK(queue_->arm());
-  PARAMWIRE_TRY(late, queue_->poll());  // what came before it was armed
+  if (const Status armed = queue_->arm(); !armed.ok()) return of_peer(control_, armed.error());
+  PARAMWIRE_TRY(late, take());  // what came before it was armed
   if (late > 0) {
     if (reader_) reader_->completed(late);
     return {};

@@ -65,6 +65,7 @@ class VerbsLink final : public Link {
   const Place* place(std::uint16_t arena, std::uint64_t offset) const noexcept;
   Status run(std::size_t count, Micros deadline);
   Status post(std::span<const RemoteRead> reads);
+  Result<std::size_t> take();
   Status wait(Micros deadline);
   Status check_control();
   void fail(const Status& status);

@@ -268,7 +268,7 @@ std::optional<Gid> route_source(const Gid& target) {
 }
 
 Error registration_error(std::string_view what, std::size_t bytes, int error_number) {
-  const std::string subject = cat(what, ", ", human_bytes(bytes), " (", bytes, " bytes)");
+  const std::string subject = bytes == 0 ? std::string(what) : cat(what, ", ", human_bytes(bytes), " (", bytes, " bytes)");
   const Error plain = errno_error(Code::kUnavailable, subject, error_number);
   if (error_number != ENOMEM) return plain;
   const std::string pinned = pinned_text();

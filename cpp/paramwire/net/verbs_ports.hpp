@@ -40,7 +40,7 @@ std::optional<Gid> route_source(const Gid& target);
 
 // What to say when registering `bytes` bytes at a device (or making a queue, which locks memory, too) failed with `error_number`: kUnavailable with
 // the bytes, and for ENOMEM the limit on locked memory, what of it is taken, and how to raise it.
-// `what`: "registering the arena at rx0".
+// `what`: "registering the arena at rx0". `bytes` 0: not known.
 Error registration_error(std::string_view what, std::size_t bytes, int error_number);
 
 // Registers that much anonymous memory at the device for local writes, and gives it back. errors: kUnavailable, saying which call failed.

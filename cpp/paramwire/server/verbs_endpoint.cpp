@@ -1,5 +1,6 @@
 #include "paramwire/server/verbs_endpoint.hpp"
 
+#include "paramwire/base/env.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/net/verbs_lib.hpp"
 #include "paramwire/net/verbs_ports.hpp"
@@ -20,6 +21,10 @@ constexpr std::size_t kRegisteredAtOnce = 2;
 // A device that can't be opened, or a path that the kernel refuses, is not the lack of one: the client has other ways to ask for.
 Error of_this_way(Error error) { return error.code() == Code::kUnavailable ? Error(Code::kUnreachable, error.message()) : std::move(error); }
 
+// How long ports and GIDs may have been read ago: reading opens every device, some of which take tens of milliseconds, with the store locked.
+// Clients that come together, with several links each, share one reading. What became wrong meanwhile is noticed, and read again.
+constexpr Micros kPortsAge = kMicrosPerSecond;
+
 std::uint64_t committed_of(const ArenaInfo& arena, std::uint64_t region) noexcept {
   const std::uint64_t begin = region * kRegionBytes;
   return arena.committed <= begin ? 0 : std::min(kRegionBytes, arena.committed - begin);
@@ -28,9 +33,17 @@ std::uint64_t committed_of(const ArenaInfo& arena, std::uint64_t region) noexcep
 }  // namespace
 
 Result<std::unique_ptr<VerbsEndpoint>> VerbsEndpoint::create(std::shared_ptr<VerbsApi> api, VerbsWish wish) {
-  PARAMWIRE_TRY(ports, read_ports(*api));
-  PARAMWIRE_CHECK(rank_choices(ports, {}, wish));
-  return std::unique_ptr<VerbsEndpoint>(new VerbsEndpoint(std::move(api), std::move(wish)));
+  std::unique_ptr<VerbsEndpoint> endpoint(new VerbsEndpoint(std::move(api), std::move(wish)));
+  PARAMWIRE_CHECK(endpoint->look());
+  PARAMWIRE_CHECK(rank_choices(endpoint->ports_, {}, endpoint->wish_));
+  return endpoint;
+}
+
+Status VerbsEndpoint::look() {
+  PARAMWIRE_TRY(ports, read_ports(*api_));
+  ports_ = std::move(ports);
+  ports_read_ = steady_clock().now();
+  return {};
 }
 
 Result<std::shared_ptr<VerbsEndpoint::Opened>> VerbsEndpoint::device(const std::string& name) {
@@ -52,13 +65,12 @@ Result<std::shared_ptr<VerbsEndpoint::Opened>> VerbsEndpoint::device(const std::
 
 Result<VerbsReadyMessage> VerbsEndpoint::answer(std::uint64_t connection, const VerbsOpenMessage& open, const std::optional<Gid>& local) {
   sessions_.erase(connection);
-  PARAMWIRE_TRY(ports, read_ports(*api_));
   VerbsPeer peer;
   peer.gid = open.end.gid;
   peer.type = static_cast<GidType>(open.end.type);
   peer.source = route_source(open.end.gid);
   if (!peer.source) peer.source = local;
-  PARAMWIRE_TRY(choices, rank_choices(ports, peer, wish_));
+  PARAMWIRE_TRY(choices, rank_choices(ports_, peer, wish_));
   if (open.choice >= choices.size()) {
     return Error(Code::kNotFound, cat("this server has ", choices.size(), " ways to GID ", to_string(open.end.gid), ", number ", unsigned{open.choice}, " was asked for"));
   }
@@ -92,7 +104,20 @@ Result<VerbsReadyMessage> VerbsEndpoint::answer(std::uint64_t connection, const 
 }
 
 Result<VerbsReadyMessage> VerbsEndpoint::open(std::uint64_t connection, const VerbsOpenMessage& open, const std::optional<Gid>& local) {
-  auto ready = answer(connection, open, local);
+  // A second way is asked for where the first did not work, and what does not work may have changed.
+  VerbsOpenMessage asked = open;
+  const bool fresh = steady_clock().now() - ports_read_ >= kPortsAge || asked.choice > 0;
+  if (fresh) {
+    const std::string before = to_string(ports_);
+    PARAMWIRE_CHECK(look());
+    // Chosen from a table that was wrong (a GID that moved to another index can be used and leads nowhere): what stands there now was not tried.
+    if (asked.choice > 0 && to_string(ports_) != before) --asked.choice;
+  }
+  auto ready = answer(connection, asked, local);
+  if (!ready.ok() && !fresh && ready.error().code() != Code::kBackpressure) {
+    PARAMWIRE_CHECK(look());
+    ready = answer(connection, asked, local);
+  }
   ++(ready.ok() ? opened_ : refused_);
   return ready;
 }

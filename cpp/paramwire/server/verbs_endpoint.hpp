@@ -7,6 +7,7 @@
 // Not thread-safe: called with the store's lock held, like the handlers. A region of 16 MiB takes the device a few milliseconds to pin.
 #pragma once
 
+#include "paramwire/base/env.hpp"
 #include "paramwire/base/error.hpp"
 #include "paramwire/net/verbs_device.hpp"
 #include "paramwire/net/verbs_route.hpp"
@@ -64,12 +65,15 @@ class VerbsEndpoint final : public VerbsDoor {
     std::unique_ptr<VerbsQueue> queue;
   };
   VerbsEndpoint(std::shared_ptr<VerbsApi> api, VerbsWish wish) : api_(std::move(api)), wish_(std::move(wish)) {}
+  Status look();
   Result<std::shared_ptr<Opened>> device(const std::string& name);
   Result<VerbsReadyMessage> answer(std::uint64_t connection, const VerbsOpenMessage& open, const std::optional<Gid>& local);
   Status add_region(Opened& opened, const ArenaInfo& arena, std::uint32_t index, std::uint64_t region);
 
   std::shared_ptr<VerbsApi> api_;
   VerbsWish wish_;
+  std::vector<PortFacts> ports_;                  // as read
+  Micros ports_read_ = 0;
   std::map<std::string, std::shared_ptr<Opened>> devices_;
   std::map<std::uint64_t, Session> sessions_;
   std::uint64_t opened_ = 0, refused_ = 0;
