@@ -295,6 +295,22 @@ TEST_F(OneSidedReaderTest, AHeaderThatDoesNotVouchIsStaleWithTheReason) {
   EXPECT_TRUE(read(good).ok());
 }
 
+TEST_F(OneSidedReaderTest, AHeaderThatDidNotComeThoughItsReadCompletedVouchesForNothing) {
+  const PlainBlock& block = world_.put(1000, 0);
+  OneSidedOptions options;
+  options.slice = 512;
+  ReadPump pump(world_, options, 1024 + 64);  // so that it lands where the one before landed
+  Bytes target(1000);
+  for (const bool lost : {true, false, true, false}) {
+    pump.headers_lost = lost;
+    const Status status = read(pump, block, {0, 1000}, target);
+    ASSERT_EQ(status.ok(), !lost);
+    if (!lost) continue;
+    EXPECT_EQ(status.error().code(), Code::kCorrupt) << "nothing changed: the next try may do";
+    EXPECT_NE(status.error().message().find("without any bytes"), std::string::npos);
+  }
+}
+
 TEST_F(OneSidedReaderTest, OtherBytesUnderAGoodHeaderAreCorrupt) {
   for (const std::uint64_t size : {std::uint64_t{1000}, kExtent, 3 * kExtent + 9}) {
     const PlainBlock& block = world_.put(size, size * 16);

@@ -14,6 +14,9 @@ namespace paramwire {
 namespace {
 
 constexpr std::uint32_t kHeaderBytes = sizeof(SlotHeader);
+// What stands where a header is to land: no header is all of this. A device may complete a READ without writing anything (rxe of Linux 6.1 does
+// when its packets are dropped on this host), and what is left from an earlier read of that slot would vouch for bytes that it says nothing about.
+constexpr std::byte kNotHere{0xff};
 
 // The stored bytes that a range needs: whole extents, or the whole of a block that has no table.
 ByteRange needed(const BlockRead& read) {
@@ -189,6 +192,7 @@ bool OneSidedReader::give(std::uint16_t index, Kind kind, RemoteRead& out) {
   if (piece.staged) {
     piece.into = stage(piece.size);
     if (piece.into == nullptr) return false;
+    if (kind == Kind::kHeader) std::memset(piece.into, std::to_integer<int>(kNotHere), kHeaderBytes);
   } else {
     piece.into = item.read->target.data() + (item.next - item.read->range.offset);
     direct_bytes_ += piece.size;
@@ -291,6 +295,10 @@ void OneSidedReader::take_header(std::uint16_t index, const Piece& piece) {
   SlotHeader header;
   std::memcpy(&header, piece.into, sizeof header);
   const ManifestEntry& entry = item.read->entry;
+  if (std::all_of(piece.into, piece.into + kHeaderBytes, [](std::byte byte) { return byte == kNotHere; })) {
+    finish(index, SlotRules::corrupt(entry, "the READ of its slot header completed without any bytes"));
+    return;
+  }
   Status status = rules_.check_header(header, entry, item.read->locator);
   if (status.ok() && !item.table_problem.empty()) status = SlotRules::corrupt(entry, item.table_problem);
   if (status.ok() && !item.match && !options_.omitted.crc) status = SlotRules::corrupt(entry, "payload CRC does not match the manifest, though the slot did not change");

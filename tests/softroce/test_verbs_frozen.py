@@ -1,0 +1,73 @@
+"""One-sided reads go past the server's process: they go on while it is frozen, and cost it nothing while it is not."""
+
+from __future__ import annotations
+
+import time
+
+import paramwire as pw
+import pytest
+
+MIB = 1 << 20
+
+
+# So long that no renewal is counted.
+LONG_LEASE = 3600.0
+
+
+def test_fetches_cost_the_server_no_message(start_server, connect, check):
+    server = start_server(lease_ttl_max=LONG_LEASE)
+    server.publish(w=(MIB, 1), small=(1000, 2))
+    client = connect(server, lease_ttl=LONG_LEASE)
+    snapshot = client.snapshot()
+    snapshot.fetch("w")  # makes the link
+    frames = client.server_stats()["frames"]
+    for _ in range(20):
+        check(snapshot.fetch("w"), 1)
+        check(snapshot.fetch("small"), 2)
+    assert client.server_stats()["frames"] == frames + 1, "the second question itself"
+    assert client.stats()["by_transport"]["verbs"]["reads"] == 41
+    assert set(client.stats()["by_transport"]) == {"verbs"}
+
+
+def test_a_frozen_server_handles_no_message_and_its_blocks_are_read_all_the_same(start_server, connect, check):
+    server = start_server(lease_ttl_max=LONG_LEASE)
+    server.publish(w=(MIB, 1))
+    client = connect(server, lease_ttl=LONG_LEASE)
+    snapshot = client.snapshot()
+    snapshot.fetch("w")
+    frames = client.server_stats()["frames"]
+    server.freeze()
+    for _ in range(10):
+        check(snapshot.fetch("w"), 1)
+    server.thaw()
+    assert client.server_stats()["frames"] == frames + 1, "the second question itself"
+
+
+def test_fetches_from_a_frozen_server_complete_until_the_lease_ends_while_control_calls_time_out(
+    server, connect, check
+):
+    ttl = 6.0
+    server.publish(w=(MIB, 1))
+    client = connect(server, lease_ttl=ttl)
+    snapshot = client.snapshot()
+    check(snapshot.fetch("w"), 1)
+    server.freeze()
+    begun = time.monotonic()
+    calls = (client.snapshot, client.publish, client.server_stats, lambda timeout: connect(server, timeout=timeout))
+    for call in calls:
+        at = time.monotonic()
+        with pytest.raises(pw.DeadlineError):
+            call(timeout=0.2)
+        assert time.monotonic() - at < 5.0, "far below the default; an emulated processor takes its time"
+    fetched = 0
+    with pytest.raises(pw.StaleError, match="lease"):
+        while time.monotonic() - begun < 10 * ttl:
+            check(snapshot.fetch("w"), 1)
+            fetched += 1
+    assert fetched >= 3
+    assert time.monotonic() - begun < ttl + 10.0
+    assert not snapshot.leased
+    server.thaw()
+    check(client.fetch("w"), 1)
+    server.publish(w=(MIB, 2))
+    check(client.snapshot().fetch("w"), 2)
