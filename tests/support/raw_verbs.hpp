@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <poll.h>
 #include <span>
 #include <string>
 #include <vector>
@@ -137,6 +139,11 @@ struct RawEnd {
   }
 
   // Polls until `count` completions came; fewer after `polls` polls that brought nothing.
+  // The next event of the channel, taken. Channels do not block, so their descriptor is waited for.
+  int wait_event() {
+    pollfd entry{channel->fd, POLLIN, 0};
+    return ::poll(&entry, 1, 10'000) == 1 ? verbs.take_cq_event(channel) : ETIMEDOUT;
+  }
   std::vector<ibv_wc> completions(std::size_t count, int polls = 10'000) {
     std::vector<ibv_wc> out;
     while (out.size() < count && polls-- > 0) {
