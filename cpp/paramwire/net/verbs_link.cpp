@@ -85,7 +85,10 @@ class VerbsLink::Memory final : public OneSidedMemory {
         ask.offset = end - 1;
         auto answer = link_.ask_regions(ask, link_.deadline_);
         if (!answer.ok()) {
-          if (answer.error().code() == Code::kNotFound) return region_gone(arena, offset, size);
+          const Code code = answer.error().code();
+          if (code == Code::kNotFound) return region_gone(arena, offset, size);
+          // Not the server's answer: nobody knows what comes over the connection next.
+          if (code == Code::kTimeout || code == Code::kUnreachable || code == Code::kCorrupt) link_.control_lost_ = answer.error();
           return std::move(answer).error();
         }
         if (!known() && link_.regions_known_ == before) {
@@ -307,6 +310,7 @@ void VerbsLink::fail(const Status& status) {
 Status VerbsLink::run(std::size_t count, Micros deadline) {
   while (!reader_->done()) {
     const std::size_t given = reader_->next(reads_);
+    if (!control_lost_.ok()) return control_lost_;
     if (given > 0) PARAMWIRE_CHECK(post(std::span(reads_).first(given)));
     PARAMWIRE_TRY(done, take());
     reader_->completed(done);
