@@ -63,7 +63,7 @@ def test_the_best_transport_needs_no_warning():
 
 
 def test_unknown_transports_are_refused(tcp_alone):
-    with pytest.raises(pw.InvalidError, match="known: same, shm, udp, tcp"):
+    with pytest.raises(pw.InvalidError, match="known: same, shm, verbs, udp, tcp"):
         pw.connect(tcp_alone.address, transport="tcp", small_transport="pigeon")
 
 

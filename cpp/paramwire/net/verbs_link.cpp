@@ -89,7 +89,10 @@ class VerbsLink::Memory final : public OneSidedMemory {
         ask.offset = end - 1;
         auto answer = link_.ask_regions(ask, link_.deadline_);
         if (!answer.ok()) {
-          if (answer.error().code() == Code::kNotFound) return region_gone(arena, offset, size);
+          const Code code = answer.error().code();
+          if (code == Code::kNotFound) return region_gone(arena, offset, size);
+          // Not the server's answer: nobody knows what comes over the connection next.
+          if (code == Code::kTimeout || code == Code::kUnreachable || code == Code::kCorrupt) link_.control_lost_ = answer.error();
           return std::move(answer).error();
         }
         if (!known() && link_.regions_known_ == before) {
@@ -312,6 +315,7 @@ Status VerbsLink::run(std::size_t count, Micros deadline) {
   std::uint64_t unlooked = 0;
   for (now_ = steady_clock().now(); !reader_->done() && now_ < deadline;) {
     const std::size_t given = reader_->next(reads_);
+    if (!control_lost_.ok()) return control_lost_;
     for (std::size_t i = 0; i < given; ++i) unlooked += reads_[i].size;
     if (given > 0) PARAMWIRE_CHECK(post(std::span(reads_).first(given)));
     PARAMWIRE_TRY(done, take());

@@ -81,6 +81,7 @@ class VerbsLink final : public Link {
   std::vector<std::vector<Place>> places_;      // by arena and region
   std::uint32_t regions_known_ = 0;
   std::uint64_t requests_ = 0;                  // asked over the control connection
+  Status control_lost_;                         // while a region was asked for
   std::vector<std::shared_ptr<const VerbsMemory>> targets_;  // registered targets of the batch under way
   std::vector<RemoteRead> reads_;
   std::vector<VerbsRead> posting_;
