@@ -164,14 +164,18 @@ Status VerbsLink::try_path(const VerbsChoice& choice, std::uint8_t at_server, Mi
   device_ = std::move(*device);
   const std::uint32_t slice = std::min({options_.slice, options_.staging / 2, choice.message_max == 0 ? options_.slice : choice.message_max}) / kPage * kPage;
   if (slice == 0) return Error(Code::kInvalid, cat("verbs: a slice of ", options_.slice, " bytes with a staging buffer of ", options_.staging, ": both are whole pages, and two slices fit the buffer"));
+  const auto no_use = [&](const Error& error) {
+    if (error.code() == Code::kUnavailable) node_->forget(device_);
+    return of_this_way(error);
+  };
   auto staging = Staging::create(device_, options_.staging / kPage * kPage);
-  if (!staging.ok()) return of_this_way(staging.error());
+  if (!staging.ok()) return no_use(staging.error());
   staging_ = std::move(*staging);
   VerbsQueue::Options wanted;
   wanted.depth = kDepth;
   wanted.reads = kReadsOnWire;
   auto queue = VerbsQueue::create(device_, choice, wanted);
-  if (!queue.ok()) return of_this_way(queue.error());
+  if (!queue.ok()) return no_use(queue.error());
   queue_ = std::move(*queue);
 
   VerbsOpenMessage open;

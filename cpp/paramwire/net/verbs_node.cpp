@@ -33,6 +33,12 @@ Result<std::shared_ptr<VerbsDevice>> VerbsNode::device(const std::string& name) 
   return device;
 }
 
+void VerbsNode::forget(const std::shared_ptr<VerbsDevice>& device) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto known = devices_.find(device->name());
+  if (known != devices_.end() && known->second.lock() == device) devices_.erase(known);
+}
+
 // ---------------------------------------------------------------- buffers
 
 Result<std::shared_ptr<const VerbsMemory>> VerbsNode::memory_of(Registered& buffer, const std::shared_ptr<VerbsDevice>& device) {

@@ -34,6 +34,9 @@ class VerbsNode {
   Result<std::vector<VerbsChoice>> choices(const VerbsPeer& peer);
   // Opened once while somebody keeps it. errors: as VerbsDevice::open.
   Result<std::shared_ptr<VerbsDevice>> device(const std::string& name);
+  // `device` fails what should work: it was reset, or taken out and put back, and is opened anew from now on. Buffers keep their registrations at it,
+  // and it, as long as they live.
+  void forget(const std::shared_ptr<VerbsDevice>& device) noexcept;
 
   // Registers `buffer` on the devices that are open now, and on others when a link first reads into it. The same memory may be added again.
   // errors: kInvalid for an empty buffer; as VerbsMemory::create.
