@@ -3,7 +3,7 @@
 #   make demo DEMO_ARGS="--help"    arguments for the command behind a target (also BENCH_ARGS)
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint soak asan tsan wheel
+.PHONY: help demo test bench lint soak softroce asan tsan wheel
 
 setup := @bash tools/setup.sh
 run_tests := @.venv/bin/python tools/run_tests.py
@@ -16,6 +16,7 @@ help:
 	@echo 'make soak   what takes too long for make test'
 	@echo 'make asan   all C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan   all C++ tests under ThreadSanitizer'
+	@echo 'make softroce  the tests that need RDMA devices, in a guest with soft-RoCE'
 	@echo 'make wheel  a self-contained wheel in dist/'
 
 demo:
@@ -40,6 +41,10 @@ lint:
 soak:
 	$(setup) packages venv model
 	$(run_tests) --soak
+
+softroce:
+	$(setup) packages venv
+	$(run_tests) softroce
 
 asan tsan:
 	$(setup) packages venv
