@@ -1,5 +1,7 @@
-// Which way a client's fetches go, and what it says of the ways that they don't.
+// Which way a client's fetches go, and what it says of the ways that they don't. RDMA devices that this machine may have are not looked at;
+// verbs_paths_test.cpp has its own.
 #include "paramwire/client/client.hpp"
+#include "paramwire/net/verbs_lib.hpp"
 #include "support/rig.hpp"
 
 #include <gtest/gtest.h>
@@ -19,6 +21,7 @@ constexpr std::size_t kLarge = 300'000;
 class Paths : public ::testing::Test {
  protected:
   void serve(ServerOptions options = {}) {
+    options.verbs = "off";
     rig_ = std::make_unique<Rig>(std::move(options));
     rig_->publish({{"small", small_}, {"other", small_}, {"large", large_}});
   }
@@ -34,6 +37,7 @@ class Paths : public ::testing::Test {
     options.transport = std::move(transport);
     options.small_transport = std::move(small_transport);
     options.strict = strict;
+    options.verbs_library = [] { return Result<std::shared_ptr<VerbsApi>>(Error(Code::kUnavailable, "no RDMA here")); };
     return Client::connect(rig_->server->endpoints().front().to_string(), options);
   }
   std::shared_ptr<Client> connect(std::string transport, std::string small_transport = "") { return must(try_connect(std::move(transport), std::move(small_transport))); }
@@ -129,9 +133,11 @@ TEST_F(Paths, AServerWithoutUdpLeavesTcpWhichIsNoFallback) {
   const ClientStats stats = client->stats();
   EXPECT_EQ(stats.transport, "tcp");
   EXPECT_EQ(stats.small_transport, "tcp");
-  ASSERT_EQ(stats.rejected.size(), 2U);
-  EXPECT_EQ(stats.rejected[1].transport, "udp");
-  EXPECT_FALSE(stats.rejected[1].failed) << stats.rejected[1].reason;
+  ASSERT_EQ(stats.rejected.size(), 3U);
+  EXPECT_EQ(stats.rejected[1].transport, "verbs");
+  EXPECT_EQ(stats.rejected[1].reason, "no RDMA here");
+  EXPECT_EQ(stats.rejected[2].transport, "udp");
+  for (const std::size_t i : {1U, 2U}) EXPECT_FALSE(stats.rejected[i].failed) << stats.rejected[i].reason;
 }
 
 TEST_F(Paths, StrictRefusesAFallbackAndNamesIt) {
@@ -161,7 +167,7 @@ TEST_F(Paths, UnknownNamesAreRefusedWithTheKnownOnes) {
   EXPECT_EQ(try_connect("rdma", "").error().code(), Code::kInvalid);
   const auto client = try_connect("tcp", "auto");
   EXPECT_EQ(client.error().code(), Code::kInvalid);
-  EXPECT_NE(client.error().message().find("same, shm, udp, tcp"), std::string::npos);
+  EXPECT_NE(client.error().message().find("same, shm, verbs, udp, tcp"), std::string::npos);
 }
 
 }  // namespace

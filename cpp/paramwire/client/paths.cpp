@@ -89,9 +89,10 @@ Status Paths::try_udp(Micros deadline, bool& failed) {
 }
 
 Status Paths::try_verbs(Micros deadline, bool& failed) {
-  // Before a connection is made for it: most hosts have no device.
-  failed = false;
-  PARAMWIRE_CHECK(verbs_->choices({}));
+  // Before a connection is made for it: most hosts have no device. One that was named is counted on.
+  const auto choices = verbs_->choices({});
+  failed = !choices.ok() && choices.error().code() == Code::kInvalid;
+  if (!choices.ok()) return choices.error();
   auto link = pool(Transport::kVerbs).borrow(deadline);
   // A server that has no device says so. Locked memory that is not enough, or a path that does not carry what both ends offer, is a failure.
   failed = !link.ok() && link.error().code() != Code::kUnavailable;
