@@ -63,6 +63,15 @@ def test_the_command_is_installed_and_tells_the_version_of_the_build(environment
     assert f"paramwire {match[1]} " in output_of(environment / "paramwire", "--version", cwd=tmp_path)
 
 
+def test_the_scripts_of_softroce_come_with_the_wheel(environment: Path, tmp_path: Path) -> None:
+    program = "from paramwire.softroce.common import script; print(sum(len(script(n)) for n in %r))"
+    names = sorted(path.name for path in (ROOT / "python" / "paramwire" / "softroce").glob("*.sh"))
+    size = sum((ROOT / "python" / "paramwire" / "softroce" / name).stat().st_size for name in names)
+    assert len(names) == 3
+    assert output_of(environment / "python", "-c", program % names, cwd=tmp_path) == f"{size}\n"
+    assert "--where" in output_of(environment / "paramwire", "softroce", "run", "--help", cwd=tmp_path)
+
+
 def test_the_wheel_says_which_glibc_it_needs(wheel: Path) -> None:
     match = re.search(r"-manylinux_2_(\d+)_x86_64\.whl$", wheel.name)
     assert match is not None, wheel.name

@@ -136,10 +136,14 @@ def memory_file(name: str, *parts: bytes) -> int:
 def machine_words(guest: Guest, accelerator: str, *, quiet: bool) -> list[str]:
     kvm = accelerator == "kvm"
     words = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc"]
-    words += ["-accel", "kvm" if kvm else "tcg,thread=multi", "-cpu", "host" if kvm else "max"]
+    # Without erms, programs and the kernel copy by whole registers: emulation takes `rep movsb` a byte at a time, and
+    # rxe's READs then take about twice as long.
+    words += ["-accel", "kvm" if kvm else "tcg,thread=multi", "-cpu", "host" if kvm else "max,erms=off,fsrm=off"]
     words += ["-smp", str(guest.cpus), "-m", str(guest.memory_mib)]
-    # rcu_expedited: loading modules and making devices waits for all processors many times.
-    quick = "mitigations=off no_timer_check rcupdate.rcu_expedited=1 8250.nr_uarts=1 i8042.nokbd i8042.noaux"
+    # rcu_expedited: loading modules and making devices waits for all processors many times. init_on_alloc: Debian's
+    # kernel clears every page that it hands out.
+    quick = "mitigations=off init_on_alloc=0 no_timer_check rcupdate.rcu_expedited=1 8250.nr_uarts=1"
+    quick += " i8042.nokbd i8042.noaux"
     if not kvm:
         # QEMU's processors share one counter. Left alone, Linux takes the HPET: 2 us a look, and 10 for every timer.
         quick += " clocksource=tsc tsc=reliable"
