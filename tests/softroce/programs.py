@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import resource
 import threading
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -131,3 +137,132 @@ def publish_for_ever(pipe: Connection, address: str, name: str, nbytes: int, mar
                 p.put(name, arrays[turn % len(arrays)])
             turn += 1
             pipe.send(turn)
+
+
+def start_fetch(client: pw.Client, until: Callable[..., bool], packets: Callable[[], int]) -> pw.Ticket:
+    """A fetch of "large" that is under way: packets have come for it, and it is not done."""
+    snapshot = client.snapshot()
+    snapshot.fetch("small")  # makes a link
+    before = packets()
+    ticket = snapshot.fetch_async("large")
+    assert until(lambda: packets() > before + 100)
+    assert not ticket.done
+    return ticket
+
+
+# ---------------------------------------------------------------- other places and rights
+
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+
+
+def in_another_namespace(pipe: Connection, address: str, options: dict[str, Any]) -> None:
+    """Sends what connecting over verbs gives; transport, rejected and whether the bytes are right of any way; the line
+    of verbs in available()."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    pipe.send(outcome(lambda: pw.connect(address, **options)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pw.connect(address, verbs_device=options["verbs_device"]) as client:
+            got = client.fetch("w")
+            pipe.send((client.transport, dict(client.rejected), bool((got == content(len(got), 1)).all())))
+    pipe.send(next(row for row in pw.available()["transports"] if row["name"] == "verbs"))
+
+
+def become_nobody(memlock: int) -> None:
+    """As `setpriv --reuid=65534 --clear-groups --inh-caps=-all prlimit --memlock=N:N` would have it: root may lock all
+    that it likes."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (memlock, memlock))
+    os.setgroups([])
+    os.setresuid(65534, 65534, 65534)
+
+
+def without_locked_memory(pipe: Connection, memlock: int, address: str, options: dict[str, Any]) -> None:
+    """Sends what connecting over verbs gives; then transport, rejected, warnings, and whether the bytes are right, of
+    any way."""
+    become_nobody(memlock)
+    pipe.send(outcome(lambda: pw.connect(address, **options)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        client = pw.connect(address, verbs_device=options["verbs_device"])
+    told = [str(each.message) for each in caught if issubclass(each.category, pw.FallbackWarning)]
+    with client:
+        got = client.fetch("w")
+        pipe.send((client.transport, dict(client.rejected), told, bool((got == content(len(got), 1)).all())))
+
+
+def serve_without_locked_memory(pipe: Connection, memlock: int, options: dict[str, Any]) -> None:
+    become_nobody(memlock)
+    with pw.Server(**options) as server:
+        pipe.send(server.address)
+        pipe.recv()
+
+
+def protect(array: np.ndarray, protection: int) -> None:
+    """mprotect(2) of whole pages."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), protection) != 0:
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+
+# ---------------------------------------------------------------- forks
+
+
+def in_the_child(answers: int, heap: bytearray, fetch: Callable[[], Any]) -> None:
+    """Writes over the parent's heap, then uses the parent's handle."""
+    heap[:] = b"\xa5" * len(heap)
+    os.write(answers, json.dumps(outcome(fetch)).encode())
+
+
+def in_a_spawned_child(answers: Connection, address: str, options: dict[str, Any]) -> None:
+    def fetch() -> None:
+        with pw.connect(address, **options) as client:
+            got = client.fetch("t0")
+            assert (got == content(len(got), 1)).all()
+
+    answers.send(outcome(fetch))
+
+
+def fork_and_fetch(pipe: Connection, how: str, address: str, options: dict[str, Any], count: int) -> None:
+    """Sends what the child said, and how many fetches of this process brought the right bytes meanwhile and after."""
+    heap = bytearray(64 << 20)
+    wanted = {f"t{i}": content(4096 + i, i + 1) for i in range(count)}
+    right = 0
+
+    def fetch(snapshot: pw.Snapshot, rounds: int) -> int:
+        return sum(
+            bool((array == wanted[name]).all())
+            for _ in range(rounds)
+            for name, array in snapshot.fetch_many(list(wanted)).items()
+        )
+
+    with pw.connect(address, **options) as client, client.snapshot() as snapshot:
+        snapshot.fetch("t0")
+        reading, writing = os.pipe()
+        if how == "os.fork":
+            child = os.fork()
+            if child == 0:
+                in_the_child(writing, heap, lambda: snapshot.fetch("t1"))
+                os._exit(0)
+            right += fetch(snapshot, 5)
+            os.waitpid(child, 0)
+            said = json.loads(os.read(reading, 1 << 16))
+        elif how == "multiprocessing fork":
+            process = multiprocessing.get_context("fork").Process(
+                target=in_the_child, args=(writing, heap, lambda: snapshot.fetch("t1"))
+            )
+            process.start()
+            right += fetch(snapshot, 5)
+            process.join()
+            said = json.loads(os.read(reading, 1 << 16))
+        else:
+            spawn = multiprocessing.get_context("spawn")
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=in_a_spawned_child, args=(theirs, address, options))
+            process.start()
+            right += fetch(snapshot, 5)
+            said = list(ours.recv())
+            process.join()
+        right += fetch(snapshot, 5)
+        pipe.send((said, right))

@@ -27,22 +27,11 @@ def footprint(server) -> dict[str, object]:
     }
 
 
-def start_fetch(client, near, until):
-    """A fetch of 16 MiB that is under way: packets have come for it, and it is not done."""
-    snapshot = client.snapshot()
-    snapshot.fetch("small")  # makes the link of this thread's
-    ticket = snapshot.fetch_async("large")
-    before = network.packets_received(near.device)
-    assert until(lambda: network.packets_received(near.device) > before + 100)
-    assert not ticket.done
-    return ticket
-
-
 def test_a_server_killed_while_a_read_is_under_way_is_unreachable_at_once(server, connect, near, far, until):
     server.publish(large=(16 * MIB, 1), small=(1000, 2))
     client = connect(server)
     with network.queue_discipline(far, *SLOW):
-        ticket = start_fetch(client, near, until)
+        ticket = programs.start_fetch(client, until, lambda: network.packets_received(near.device))
         server.kill()
         begun = time.monotonic()
         with pytest.raises(pw.UnreachableError):
@@ -54,7 +43,7 @@ def test_a_server_frozen_while_a_read_is_under_way_does_not_delay_it(server, con
     server.publish(large=(16 * MIB, 1), small=(1000, 2))
     client = connect(server)
     with network.queue_discipline(far, *SLOW):
-        ticket = start_fetch(client, near, until)
+        ticket = programs.start_fetch(client, until, lambda: network.packets_received(near.device))
         server.freeze()
         assert not ticket.done
         check(ticket.wait(), 1)
@@ -64,13 +53,13 @@ def test_a_server_frozen_while_a_read_is_under_way_does_not_delay_it(server, con
 def test_the_21st_reader_works_after_20_were_killed_and_nothing_of_them_is_left(
     server, connect, start_peer, over_verbs, until, check
 ):
-    server.publish(w=(4 * MIB, 1))
+    server.publish(w=(MIB // 4, 1))
     with connect(server) as client:
         check(client.fetch("w"), 1)
     assert until(lambda: server.stats()["connections"] == 0)
     before = footprint(server)
     options = {**over_verbs, "lease_ttl": 0.5}
-    readers = [start_peer(programs.read_for_ever, server.address, options, "w", 4 * MIB) for _ in range(20)]
+    readers = [start_peer(programs.read_for_ever, server.address, options, "w", MIB // 4) for _ in range(20)]
     for reader in readers:
         assert reader.answer() == "reading"
     during = footprint(server)
