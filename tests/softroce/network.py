@@ -48,9 +48,10 @@ def run(*words: str) -> str:
 
 
 def resources(kind: str, pid: int) -> list[dict[str, Any]]:
-    """Of process `pid` as the kernel has them; kind: qp, mr, cq, pd."""
+    """Of process `pid` as the kernel has them; kind: qp, mr, cq, pd. It notes the thread that made each."""
+    threads = {int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()}
     found = json.loads(run("rdma", "-j", "resource", "show", kind) or "[]")
-    return [row for row in found if row.get("pid") == pid]
+    return [row for row in found if row.get("pid") in threads]
 
 
 def packets_received(device: str) -> int:
@@ -83,3 +84,22 @@ def down(side: Side) -> Iterator[None]:
         yield
     finally:
         run("ip", "link", "set", side.netdev, "up")
+
+
+@contextlib.contextmanager
+def moved(side: Side) -> Iterator[None]:
+    """Its address goes, another one takes its place in the table, and it comes back behind that one."""
+    stranger = "192.0.2.1/24"  # RFC 5737
+    address = f"{side.ipv4}/24"
+    run("ip", "address", "del", address, "dev", side.netdev)
+    try:
+        run("ip", "address", "add", stranger, "dev", side.netdev)
+        try:
+            # The kernel's table follows by a worker of its own, in order.
+            run("ip", "address", "add", address, "dev", side.netdev)
+            yield
+        finally:
+            for each in (stranger, address):
+                run("ip", "address", "del", each, "dev", side.netdev)
+    finally:
+        run("ip", "address", "add", address, "dev", side.netdev)

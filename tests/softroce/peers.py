@@ -1,5 +1,7 @@
-"""Other processes of a test, forked from one that has imported everything: a Python that starts anew takes seconds on an
-emulated processor."""
+"""Other processes of a test, forked from one that has imported everything.
+
+A Python that starts anew takes seconds on an emulated processor.
+"""
 
 from __future__ import annotations
 

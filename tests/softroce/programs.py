@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import resource
+import subprocess
 import threading
 import traceback
 import warnings
@@ -25,7 +26,9 @@ MULTIPLIER = 0x9E3779B97F4A7C15
 def content(nbytes: int, mark: int) -> np.ndarray:
     """Bytes that describe themselves: each word of 8 is of its place and of `mark`, so that a word of another place or
     another mark is seen."""
-    words = np.arange(-(-nbytes // 8), dtype=np.uint64) * np.uint64(MULTIPLIER) ^ np.uint64(mark * MULTIPLIER % (1 << 64))
+    words = np.arange(-(-nbytes // 8), dtype=np.uint64) * np.uint64(MULTIPLIER) ^ np.uint64(
+        mark * MULTIPLIER % (1 << 64)
+    )
     return words.view(np.uint8)[:nbytes]
 
 
@@ -45,7 +48,7 @@ class Failed(Exception):
 
 
 def outcome(call: Callable[[], Any]) -> tuple[str, str]:
-    """"ok" or the error's name, and its text."""
+    """ "ok" or the error's name, and its text."""
     try:
         call()
     except pw.Error as error:
@@ -103,6 +106,19 @@ def serve(pipe: Connection, options: dict[str, Any]) -> None:
                 pipe.send(server.stats())
 
 
+def serve_model(pipe: Connection, folder: str, options: dict[str, Any]) -> None:
+    """That make_model.py made: tells the address once all of it is published, and how many bytes it is."""
+    with open(f"{folder}/index.json") as file:
+        index = json.load(file)
+    weights = np.memmap(f"{folder}/weights.bin", dtype=np.uint8, mode="r")
+    with pw.Server(**options) as server:
+        with server.publish() as p:
+            for name, dtype, shape, begin, end in index["tensors"]:
+                p.put_rows(name, weights[begin:end], dtype=dtype, shape=shape)
+        pipe.send((server.address, len(weights)))
+        pipe.recv()
+
+
 # ---------------------------------------------------------------- clients
 
 
@@ -155,19 +171,35 @@ def start_fetch(client: pw.Client, until: Callable[..., bool], packets: Callable
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
-def in_another_namespace(pipe: Connection, address: str, options: dict[str, Any]) -> None:
-    """Sends what connecting over verbs gives; transport, rejected and whether the bytes are right of any way; the line
-    of verbs in available()."""
+def leave_network_namespace() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
+
+
+def look(pipe: Connection, memlock: int | None, namespace: bool, interfaces: list[int]) -> None:
+    """Sends the line of verbs in available(), and the ports, as they look to nobody with that limit on locked memory;
+    or from another network namespace with dummy interfaces of these numbers."""
+    if namespace:
+        leave_network_namespace()
+        for number in interfaces:
+            for words in (f"add d{number} index {number} type dummy", f"set d{number} up"):
+                subprocess.run(["ip", "link", *words.split()], check=True, timeout=60)
+    if memlock is not None:
+        become_nobody(memlock)
+    (row,) = [row for row in pw.available()["transports"] if row["name"] == "verbs"]
+    pipe.send({"verbs": row, "ports": pw._core.rdma_ports()})
+
+
+def in_another_namespace(pipe: Connection, address: str, options: dict[str, Any]) -> None:
+    """Sends what connecting over verbs gives; transport, rejected and whether the bytes are right of any way."""
+    leave_network_namespace()
     pipe.send(outcome(lambda: pw.connect(address, **options)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pw.connect(address, verbs_device=options["verbs_device"]) as client:
             got = client.fetch("w")
             pipe.send((client.transport, dict(client.rejected), bool((got == content(len(got), 1)).all())))
-    pipe.send(next(row for row in pw.available()["transports"] if row["name"] == "verbs"))
 
 
 def become_nobody(memlock: int) -> None:
@@ -195,6 +227,8 @@ def without_locked_memory(pipe: Connection, memlock: int, address: str, options:
 def serve_without_locked_memory(pipe: Connection, memlock: int, options: dict[str, Any]) -> None:
     become_nobody(memlock)
     with pw.Server(**options) as server:
+        with server.publish() as p:
+            p.put("w", content(1 << 20, 1))
         pipe.send(server.address)
         pipe.recv()
 

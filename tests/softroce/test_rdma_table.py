@@ -1,20 +1,18 @@
 """The table of RDMA ports where there are some: usable is what this network namespace, this user and its limit can use.
 
-Runs where two RoCE devices are up: `paramwire softroce run -- python -m pytest tests/softroce`, as root. Each test puts
-back what it changes.
+Each test puts back what it changes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import paramwire as pw
+import programs
 import pytest
 from paramwire._core import rdma_ports
 
@@ -23,30 +21,18 @@ NETDEVS = os.environ.get("PARAMWIRE_SOFTROCE_NETDEVS", "").split()
 IPV4 = os.environ.get("PARAMWIRE_SOFTROCE_IPV4", "").split()
 IPV6 = os.environ.get("PARAMWIRE_SOFTROCE_IPV6", "").split()
 
-pytestmark = pytest.mark.skipif(
-    len(DEVICES) != 2, reason="needs the two devices of `paramwire softroce run`: there are none of its variables"
-)
-
 # What the kernel does after a change of an address is done by a worker of its own.
 KERNEL_SECONDS = 20.0
 
-LOOK = """
-import json, os, resource, sys
-import paramwire as pw
-from paramwire._core import rdma_ports
-if len(sys.argv) > 1:  # what an unprivileged user may lock; the interpreter may lie where that user can't read
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (int(sys.argv[1]), int(sys.argv[1])))
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-(verbs,) = [row for row in pw.available()["transports"] if row["name"] == "verbs"]
-print(json.dumps({"verbs": verbs, "ports": rdma_ports()}))
-"""
 
+@pytest.fixture
+def look(start_peer):
+    """The table as another process sees it."""
 
-def look(*words, before=()):
-    command = [*before, sys.executable, "-c", LOOK, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    def ask(memlock=None, namespace=False, interfaces=()):
+        return start_peer(programs.look, memlock, namespace, list(interfaces)).answer()
+
+    return ask
 
 
 def ip(*words):
@@ -93,12 +79,11 @@ def test_both_devices_are_there_with_their_addresses_and_the_first_is_what_docto
     assert row["reason"] == expected
 
 
-def test_a_namespace_without_the_interface_sees_the_devices_and_uses_none():
+def test_a_namespace_without_the_interface_sees_the_devices_and_uses_none(look):
     """In the second try the numbers of its interfaces are those that the devices name, without their addresses."""
     numbers = [of_netdev(netdev, "ifindex") for netdev in NETDEVS]
-    collide = "".join(f"ip link add d{n} index {n} type dummy && ip link set d{n} up && " for n in numbers)
-    for before in (["unshare", "-n"], ["unshare", "-n", "sh", "-c", f'{collide}exec "$@"', "sh"]):
-        found = look(before=before)
+    for interfaces in ((), numbers):
+        found = look(namespace=True, interfaces=interfaces)
         assert not found["verbs"]["usable"]
         assert f"{DEVICES[0]} port 1 GID" in found["verbs"]["reason"]
         assert "no interface of this network namespace has that address" in found["verbs"]["reason"]
@@ -151,22 +136,22 @@ def test_the_mtu_is_what_the_network_allows_now():
         until(lambda: port(DEVICES[0])["mtu"] == rdma_before)
 
 
-def test_a_limit_on_locked_memory_is_told_with_need_limit_and_remedy():
-    row = look("65536")["verbs"]
+def test_a_limit_on_locked_memory_is_told_with_need_limit_and_remedy(look):
+    row = look(65536)["verbs"]
     assert not row["usable"]
     for part in ("4 MiB (4194304 bytes)", "errno 12", "64 KiB (65536 bytes)", "`ulimit -l unlimited`", "memlock=-1"):
         assert part in row["reason"]
     assert row["next"] == "ulimit -l unlimited"
-    assert look("8388608")["verbs"]["usable"]
+    assert look(8388608)["verbs"]["usable"]
 
 
-def test_a_user_who_may_not_use_the_device_files_is_told_of_them():
+def test_a_user_who_may_not_use_the_device_files_is_told_of_them(look):
     files = [f"/dev/infiniband/{name}" for name in os.listdir("/dev/infiniband") if name.startswith("uverbs")]
     modes = {file: os.stat(file).st_mode & 0o777 for file in files}
     try:
         for file in files:
             os.chmod(file, 0o600)
-        row = look("8388608")["verbs"]
+        row = look(8388608)["verbs"]
         assert not row["usable"]
         assert "ls -l /dev/infiniband" in row["reason"]
     finally:

@@ -33,8 +33,8 @@ def test_a_client_that_may_not_lock_memory_is_told_need_limit_and_remedy(server,
 
 
 def test_a_server_that_may_not_lock_memory_says_so_to_its_clients(start_peer, over_verbs, far):
-    peer = start_peer(programs.serve_without_locked_memory, MEMLOCK, {"listen": ["tcp://127.0.0.1:0"], "verbs": far.device})
-    address = peer.answer()
+    options = {"listen": ["tcp://127.0.0.1:0"], "verbs": far.device}
+    address = start_peer(programs.serve_without_locked_memory, MEMLOCK, options).answer()
     with pytest.raises((pw.BackpressureError, pw.UnavailableError, pw.UnreachableError), match="ulimit -l"):
         pw.connect(address, **over_verbs)
 
@@ -64,9 +64,12 @@ def test_memory_that_can_not_be_filled_is_not_registered(server, connect, tmp_pa
     with pytest.raises((pw.InvalidError, TypeError)):
         client.register(bytes(1000))
     (tmp_path / "file").write_bytes(bytes(8192))
-    with open(tmp_path / "file", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        with pytest.raises((pw.InvalidError, TypeError)):
-            client.register(mapped)
+    with (
+        open(tmp_path / "file", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        pytest.raises((pw.InvalidError, TypeError)),
+    ):
+        client.register(mapped)
     with pytest.raises(pw.InvalidError):
         client.register(np.zeros(0, dtype=np.uint8))
     with pytest.raises((pw.InvalidError, TypeError)):

@@ -55,9 +55,7 @@ def test_after_a_swap_of_servers_threads_get_the_new_ones_bytes_or_an_error(star
 
     clients = [connect(first) for _ in range(2)]
     old = clients[0].snapshot()
-    threads = [
-        threading.Thread(target=work, args=(i, clients[i // 2], clients[i // 2].snapshot())) for i in range(4)
-    ]
+    threads = [threading.Thread(target=work, args=(i, clients[i // 2], clients[i // 2].snapshot())) for i in range(4)]
     for thread in threads:
         thread.start()
     try:
