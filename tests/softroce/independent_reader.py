@@ -192,7 +192,10 @@ class Device:
 
     def connect(self, remote_gid: bytes, remote_pair: int, remote_packet: int, mtu: int, reads: int) -> None:
         route = GlobalRoute(
-            dgid=GID(socket.inet_ntop(socket.AF_INET6, remote_gid)), sgid_index=self.gid_index, hop_limit=64
+            # pyverbs knows no shortened addresses.
+            dgid=GID(":".join(remote_gid.hex()[at : at + 4] for at in range(0, 32, 4))),
+            sgid_index=self.gid_index,
+            hop_limit=64,
         )
         attributes = QPAttr(port_num=1)
         attributes.ah_attr = AHAttr(gr=route, is_global=1, port_num=1)

@@ -1,4 +1,4 @@
-"""Writes the weights of SmolLM2-135M as bf16 to build/softroce/model, where the guest finds them, unless they are there.
+"""Writes the weights of SmolLM2-135M as bf16 to build/softroce/model, where the guest finds them, if none are there.
 
 usage: make_model.py
 
