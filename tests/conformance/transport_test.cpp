@@ -95,6 +95,7 @@ const std::vector<Transport>& transports() {
        },
        [](const Endpoint& endpoint, Micros deadline) { return UdpLink::connect(endpoint, kClient, {}, {}, credit(), deadline); }},
       over_fabric("verbs_on_a_fake_fabric", fabric(Delivery::kAtPost), {}),
+      over_fabric("verbs_by_threads", fabric(Delivery::kThread), {}),
       over_fabric("verbs_by_threads_in_small_slices", fabric(Delivery::kThread), {.busy_poll = true, .slice = 8192, .staging = 65536}),
       {"verbs_on_a_device", [](const Rig& rig, const OmittedReadChecks& omitted) { return VerbsLink::connect(rig.tcp_endpoint(), kClient, rig.server->incarnation(), {.omitted = omitted}, devices_of_this_machine(), in_seconds(20)); },
        [](const Endpoint& endpoint, Micros deadline) { return VerbsLink::connect(endpoint, kClient, {}, {}, devices_of_this_machine(), deadline); }, false, true},
