@@ -227,8 +227,8 @@ void OneSidedReader::completed(std::size_t count) {
   }
 }
 
-bool OneSidedReader::consume() {
-  if (arrived_ == 0) return false;
+std::uint32_t OneSidedReader::consume() {
+  if (arrived_ == 0) return 0;
   const Piece piece = pieces_.front();
   pieces_.pop_front();
   --arrived_;
@@ -238,7 +238,7 @@ bool OneSidedReader::consume() {
     case Kind::kHeader: take_header(piece.item, piece); break;
   }
   ring_tail_ = piece.ring_end;
-  return true;
+  return piece.size;
 }
 
 void OneSidedReader::take_table(std::uint16_t index, const Piece& piece) {

@@ -5,7 +5,7 @@
 //   while (!reader.done()) {
 //     n = reader.next(reads)     what to post together, in this order; 0: nothing can go now
 //     reader.completed(k)        the k oldest of all that was given out have arrived
-//     reader.consume()           checks and copies one that arrived; false: nothing to do
+//     reader.consume()           checks and copies one that arrived
 //   }
 //
 // Order, for each block: all of its payload has arrived, only then is its header asked for; the block counts if that header vouches for it and the
@@ -64,7 +64,8 @@ class OneSidedReader {
 
   std::size_t next(std::span<RemoteRead> out);
   void completed(std::size_t count);
-  bool consume();
+  // returns: its bytes; 0: nothing has arrived
+  std::uint32_t consume();
   // What is unfinished gets `status`. No read that was given out may write any more.
   void abandon(const Status& status);
 
