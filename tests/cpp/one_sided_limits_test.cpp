@@ -115,13 +115,13 @@ TEST(OneSidedLimits, ABatchMuchLargerThanWhatIsOpenAtOnceIsReadToItsEnd) {
 }
 
 TEST(OneSidedLimits, ABatchCanBeGivenUpAtAnyPointAndTheReaderGoesOn) {
-  PlainWorld world;
+  PlainWorld world(12 << 20);
   std::vector<const PlainBlock*> blocks;
-  for (std::uint64_t i = 0; i < 12; ++i) blocks.push_back(&world.put(i * 30'000, i << 20));
+  for (std::uint64_t i = 0; i < 12; ++i) blocks.push_back(&world.put(i * 12'000, i << 20));
   const Status given_up = Error(Code::kTimeout, "given up");
   OneSidedOptions options;
-  options.slice = 8192;
-  ReadPump pump(world, options, 65536);
+  options.slice = 4096;
+  ReadPump pump(world, options, 32768);
   for (std::uint64_t steps = 0;; ++steps) {
     SCOPED_TRACE(cat("after ", steps, " steps"));
     std::vector<Bytes> targets;
@@ -158,7 +158,7 @@ TEST(OneSidedRandom, EveryItemOfEveryBatchComesOutAsItsSlotSays) {
   const std::uint64_t seed = std::random_device{}();
   SCOPED_TRACE(cat("seed ", seed));
   Random random(seed);
-  PlainWorld world;
+  PlainWorld world(kRegionBytes + (8 << 20));
   std::vector<PlainBlock*> blocks;
   const std::uint64_t sizes[] = {0, 1, 64, 100, 4096, 65535, 65536, 65537, 131072, 200'000, 300'000};
   std::uint64_t at = kRegionBytes - 1'500'000;  // so that some lie across a region's end
@@ -172,9 +172,9 @@ TEST(OneSidedRandom, EveryItemOfEveryBatchComesOutAsItsSlotSays) {
   world.add_registered(registered);
   enum class State { kGood, kRewritten, kBadByte, kBadTable };
   std::uint64_t read = 0, refused = 0;
-  for (int round = 0; round < 4000; ++round) {
+  for (int round = 0; round < 2000; ++round) {
     OneSidedOptions options;
-    options.slice = static_cast<std::uint32_t>(64 << random.below(12));
+    options.slice = static_cast<std::uint32_t>((random.chance(3) ? 64 : 1024) << random.below(8));
     options.reads_max = static_cast<std::uint32_t>(1 + random.below(64));
     options.bytes_max = std::uint64_t{1} << random.below(24);
     ReadPump pump(world, options, 2 * options.slice + 64 * static_cast<std::size_t>(random.below(2000)));
@@ -241,8 +241,8 @@ TEST(OneSidedRandom, EveryItemOfEveryBatchComesOutAsItsSlotSays) {
     }
     if (::testing::Test::HasFailure()) break;
   }
-  EXPECT_GT(read, 5000U);
-  EXPECT_GT(refused, 500U);
+  EXPECT_GT(read, 3000U);
+  EXPECT_GT(refused, 300U);
 }
 
 }  // namespace
