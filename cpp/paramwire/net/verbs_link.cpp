@@ -35,8 +35,8 @@ constexpr std::uint64_t kBytesALook = std::uint64_t{1} << 20;
 // Ways that are tried, on this side and at the server.
 constexpr std::size_t kTriesHere = 4;
 constexpr std::uint8_t kTriesThere = 2;
-// A probe that fails takes half a second (net/verbs_device.cpp, kTimeout): an answer that takes longer is none.
-constexpr Micros kProbeMax = 2 * kMicrosPerSecond;
+// A probe that fails takes two seconds (net/verbs_device.cpp, kTimeout): an answer that takes longer is none.
+constexpr Micros kProbeMax = 4 * kMicrosPerSecond;
 // How long a new link asks for regions that the server has yet to register; later ones are asked for by the reads that need them.
 constexpr Micros kLearnMax = kMicrosPerSecond;
 constexpr std::uint32_t kPage = 4096;
