@@ -25,20 +25,26 @@ inline constexpr std::uint64_t kDeltaPieceBytes = std::uint64_t{1} << 20;
 inline constexpr std::uint64_t kDeltaScratchBytes = 16 * kDeltaPieceBytes;
 inline constexpr std::size_t kDeltaHeaderBytes = 64;
 
-// How a piece is stored; for a whole delta the form of its pieces, where they agree. Codes are stored: never renumber.
+// How a piece is stored; for a whole delta the form of its changed pieces, where they agree. Codes are stored: never renumber.
 enum class DeltaForm : std::uint8_t {
   kSame = 0,    // nothing changed: no bytes
   kFull = 1,    // the result's byte planes: the base is of no help
   kXor = 2,     // byte planes of base xor result
-  kSteps = 3,   // every element's step in units of the last place
-  kSparse = 4,  // the changed elements' distances from one another, and their steps
-  kMixed = 5,   // of a delta only: its pieces have several of these
+  kSteps = 3,   // byte planes of every element's step, in units of the last place
+  kSparse = 4,  // the changed elements' distances from one another, and their steps; by the size of their base
+  kMixed = 5,   // of a delta only: its changed pieces have several of these
 };
 // "same", "full", "xor", "steps", "sparse", "mixed"; "unknown" outside the table.
 std::string_view delta_form_name(DeltaForm form) noexcept;
 
 struct DeltaBase {
   Version version;  // both parts non-zero
+};
+
+// For measurements; what it says by itself makes the smallest deltas.
+struct DeltaTuning {
+  std::optional<DeltaForm> only;  // every changed piece in this form: kFull, kXor, kSteps or kSparse. None: the smallest
+  unsigned classes = 16;          // 1 to 16: into how many classes, by the exponent of their base, a sparse piece may divide its elements
 };
 
 // What a delta says of itself.
@@ -60,14 +66,13 @@ struct DeltaApplied {
 //
 // base, next:  raw bytes, row-major, of the same size, whole elements; unchanged during the call
 // base_is:     what `base` is called; who applies the delta must hold that version
-// only:        every piece in this form, as far as it can be (kMixed is none): for measurements. Without: the smallest
-// threads:     that work at once, the caller's own among them; 0 is taken as 1
-// errors:      kInvalid for sizes that differ or are no whole elements, or a version that is none; kUnavailable without threads
+// threads:     that work at once, the caller's own among them; 0 is taken as 1. Fewer where the system gives no more
+// errors:      kInvalid for sizes that differ or are no whole elements, a version that is none, a tuning outside its bounds
 // threads:     any
 // source:      the step of two floats in units of the last place: B. Dawson, "Comparing Floating Point Numbers" (2012)
 Result<std::vector<std::byte>> encode_delta(DType dtype, std::span<const std::byte> base, const DeltaBase& base_is,
                                             std::span<const std::byte> next, unsigned threads,
-                                            std::optional<DeltaForm> only = std::nullopt);
+                                            const DeltaTuning& tuning = {});
 
 // Reads what a delta says of itself, and checks its header, table and size, but not the CRCs of its pieces.
 // errors: kCorrupt, naming the field.    threads: any.
