@@ -4,17 +4,8 @@
 
 namespace paramwire::delta {
 
-void fill(Classes& classes, const Element& element, unsigned count, std::uint32_t top) noexcept {
-  classes.count = count;
-  classes.top = top;
-  classes.of.fill(0);
-  for (std::uint32_t exponent = 0; exponent <= element.exponent_mask; ++exponent) {
-    classes.of[exponent] = static_cast<std::uint8_t>(exponent >= top ? 0 : std::min(top - exponent, count - 1));
-  }
-}
-
-void choose_classes(Classes& classes, const Element& element, std::span<const std::byte> base, unsigned count_max) noexcept {
-  if (element.exponent_mask == 0 || count_max < 2) return fill(classes, element, 1, 0);
+Classes choose_classes(const Element& element, std::span<const std::byte> base, unsigned count_max) noexcept {
+  if (element.exponent_mask == 0 || count_max < 2) return {};
   std::array<std::uint32_t, kExponents> counts{};
   const std::size_t elements = base.size() / element.bytes;
   with_word(element.bytes, [&](auto kind) {
@@ -27,7 +18,7 @@ void choose_classes(Classes& classes, const Element& element, std::span<const st
   for (std::size_t above = counts[top]; above <= elements / 256 && top > 0;) above += counts[--top];
   for (std::size_t below = counts[bottom]; below <= elements / 1024 && bottom < top;) below += counts[++bottom];
   const unsigned count = std::min(top - bottom + 1, count_max);
-  fill(classes, element, count, count == 1 ? 0 : top);
+  return {count, count == 1 ? 0 : top};
 }
 
 double share_tables(const std::array<huffman::Counts, kClassesMax>& counts, unsigned classes, Groups& groups) noexcept {

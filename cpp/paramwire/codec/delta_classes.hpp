@@ -14,15 +14,13 @@
 
 namespace paramwire::delta {
 
+// Exponents from `top` up are class 0, top - i is class i, and the last class has all that is below.
 struct Classes {
   unsigned count = 1;
   std::uint32_t top = 0;  // exponent of class 0; 0 where there is one class
-  std::array<std::uint8_t, kExponents> of{};  // exponent -> class
 };
-// Exponents from `top` up are class 0, top - i is class i, and the last class has all that is below.
-void fill(Classes& classes, const Element& element, unsigned count, std::uint32_t top) noexcept;
 // Up to `count_max` classes, where the exponents of `base` are: the few far above and below the others get none of their own.
-void choose_classes(Classes& classes, const Element& element, std::span<const std::byte> base, unsigned count_max) noexcept;
+Classes choose_classes(const Element& element, std::span<const std::byte> base, unsigned count_max) noexcept;
 
 // What a piece holds, class by class.
 struct Census {

@@ -24,7 +24,7 @@ std::size_t count_changed(const Element& element, std::span<const std::byte> bas
   return with_word(element.bytes, [&](auto word) {
     using U = decltype(word);
     std::size_t changed = 0;
-    for (std::size_t i = 0; i < base.size() / sizeof(U); ++i) changed += load<U>(base.data(), i) != load<U>(next.data(), i) ? 1 : 0;
+    for (std::size_t i = 0; i < base.size() / sizeof(U); ++i) changed += load<U>(base.data(), i) != load<U>(next.data(), i) ? 1U : 0U;
     return changed;
   });
 }

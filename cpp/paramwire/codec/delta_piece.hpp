@@ -94,6 +94,7 @@ struct EncodeScratch {
   std::vector<std::uint32_t> distances;  // elements of a class between changed ones
   std::vector<std::uint8_t> symbols;
   std::vector<std::uint8_t> more_symbols;
+  std::vector<std::byte> some_base, some_next;  // samples
 };
 struct DecodeScratch {
   std::vector<std::uint8_t> symbols;

@@ -3,6 +3,7 @@
 #include "paramwire/codec/delta_classes.hpp"
 #include "paramwire/codec/delta_piece.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace paramwire::delta {
@@ -16,9 +17,15 @@ constexpr std::uint8_t kNewSteps = 4;      // and for steps
 // With fewer changes, what classes cost may be more than what they save: both are tried.
 constexpr std::size_t kSurelyByClass = 1024;
 
+// Classes of `count` elements: a loop of its own, without a table, so that the compiler can make vectors of it.
 template <typename U>
-std::uint32_t exponent_of(const Element& element, U word) noexcept {
-  return static_cast<std::uint32_t>(word >> (element.exponent_shift % (8 * sizeof(U)))) & element.exponent_mask;
+void class_block(const Element& element, const Classes& classes, const std::byte* base, std::size_t count, std::uint8_t* target) noexcept {
+  const auto shift = element.exponent_shift % (8 * sizeof(U));
+  const auto mask = static_cast<U>(element.exponent_mask), top = static_cast<U>(classes.top), last = static_cast<U>(classes.count - 1);
+  for (std::size_t i = 0; i < count; ++i) {
+    const U exponent = std::min(static_cast<U>(static_cast<U>(load<U>(base, i) >> shift) & mask), top);
+    target[i] = static_cast<std::uint8_t>(std::min(static_cast<U>(top - exponent), last));
+  }
 }
 
 // ---------------------------------------------------------------- encoding
@@ -43,8 +50,12 @@ void take_census(const Element& element, const Classes& classes, std::span<const
                  Census& census) {
   const std::size_t elements = base.size() / sizeof(U);
   scratch.classes.resize(elements);
+  class_block<U>(element, classes, base.data(), elements, scratch.classes.data());
+  huffman::Counts in_class{};
+  huffman::histogram(scratch.classes.data(), elements, in_class);
   scratch.distances.resize(classes.count + changed);
   census = {};
+  std::copy_n(in_class.begin(), kClassesMax, census.elements.begin());
   std::array<std::uint32_t, kClassesMax> run{}, slot{};
   for (std::uint32_t c = 0; c < classes.count; ++c) slot[c] = c;
   std::uint32_t slots = classes.count;
@@ -55,9 +66,7 @@ void take_census(const Element& element, const Classes& classes, std::span<const
     census.distance_bits[c] += symbol.extra;
   };
   for (std::size_t i = 0; i < elements; ++i) {
-    const std::uint8_t c = classes.of[exponent_of<U>(element, load<U>(base.data(), i))];
-    scratch.classes[i] = c;
-    ++census.elements[c];
+    const std::uint8_t c = scratch.classes[i];
     const U step = load<U>(scratch.steps.data(), i);
     if (step == 0) {
       ++run[c];
@@ -80,7 +89,8 @@ double plan(Census& census, unsigned classes, Groups& distance_groups, Groups& s
     huffman::Counts all = census.steps[c];
     all[0] = census.elements[c] - census.changed[c];
     const double sparse = symbols::estimate(census.distances[c], false) + static_cast<double>(census.distance_bits[c]) / 8 + symbols::estimate(census.steps[c], false);
-    census.dense[c] = census.elements[c] > 0 && symbols::estimate(all, false) < sparse;
+    // Distances between few changes are faster to read than a step of 0 for each of the others.
+    census.dense[c] = census.changed[c] > census.elements[c] / 4 && symbols::estimate(all, false) < sparse;
     if (census.dense[c]) {
       census.steps[c] = all;
       distances[c] = {};
@@ -253,34 +263,37 @@ Status apply_one_class(const Element& element, NumberReader& distances, NumberRe
   }
 }
 
+// Elements whose classes are found at once: few enough to stay in the first-level cache.
+constexpr std::size_t kClassBlock = 1024;
 template <typename U>
 Status apply_by_class(const Element& element, const Classes& classes, const std::array<bool, kClassesMax>& dense, NumberReader& distances,
                       NumberReader& steps, std::span<const std::byte> base, std::span<std::byte> out) {
   const std::size_t elements = base.size() / sizeof(U);
+  const bool floating = element.floating;
   // Unchanged elements of the class before its next changed one. A dense class has none, ever.
   std::array<std::uint32_t, kClassesMax> left{};
-  const auto next_distance = [&](std::size_t c) {
-    const std::uint64_t distance = distances.get(c);
-    left[c] = static_cast<std::uint32_t>(std::min<std::uint64_t>(distance, UINT32_MAX));
-    return !distances.failed;
-  };
   for (unsigned c = 0; c < classes.count; ++c) {
-    if (!dense[c] && !next_distance(c)) return corrupt(cat("the distances of class ", c, " end early"));
+    if (!dense[c]) left[c] = static_cast<std::uint32_t>(std::min<std::uint64_t>(distances.get(c), UINT32_MAX));
   }
-  for (std::size_t i = 0; i < elements; ++i) {
-    const U word = load<U>(base.data(), i);
-    const std::uint8_t c = classes.of[exponent_of<U>(element, word)];
-    if (left[c] != 0) {
-      --left[c];
-      store<U>(out.data(), i, word);
-      continue;
+  if (out.data() != base.data()) std::memcpy(out.data(), base.data(), base.size());
+  std::array<std::uint8_t, kClassBlock> block;
+  for (std::size_t begin = 0; begin < elements; begin += kClassBlock) {
+    const std::size_t count = std::min(kClassBlock, elements - begin);
+    class_block<U>(element, classes, base.data() + begin * sizeof(U), count, block.data());
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint8_t c = block[i];
+      if (const std::uint32_t unchanged = left[c]; unchanged != 0) {
+        left[c] = unchanged - 1;
+        continue;
+      }
+      const std::uint64_t step = steps.get(c);
+      if (step > static_cast<U>(~U{0})) return corrupt(cat("element ", begin + i, " has a step of ", step));
+      store<U>(out.data(), begin + i, moved<U>(floating, load<U>(base.data(), begin + i), static_cast<U>(step)));
+      if (dense[c]) continue;
+      // A table that ended gives zeros.
+      if (step == 0) return corrupt(cat("element ", begin + i, " changed by a step of 0, or its table ends early"));
+      left[c] = static_cast<std::uint32_t>(std::min<std::uint64_t>(distances.get(c), UINT32_MAX));
     }
-    const std::uint64_t step = steps.get(c);
-    if (steps.failed || step > static_cast<U>(~U{0})) return corrupt(cat("the step of element ", i, " is ", step, ", or missing"));
-    store<U>(out.data(), i, moved<U>(element.floating, word, static_cast<U>(step)));
-    if (dense[c]) continue;
-    if (step == 0) return corrupt(cat("element ", i, " changed by a step of 0"));
-    if (!next_distance(c)) return corrupt(cat("the distances of class ", c, " end early"));
   }
   for (unsigned c = 0; c < classes.count; ++c) {
     if (left[c] != 0) return corrupt(cat("class ", c, " has a distance that goes ", left[c], " elements beyond its last"));
@@ -295,15 +308,14 @@ void encode_sparse(const Element& element, std::span<const std::byte> base, std:
   with_word(element.bytes, [&](auto kind) {
     using U = decltype(kind);
     fill_steps<U>(element, base, next, scratch);
-    Classes classes;
+    Classes classes = choose_classes(element, base, classes_max);
     Census census;
     Groups distance_groups, step_groups;
-    choose_classes(classes, element, base, classes_max);
     take_census<U>(element, classes, base, changed, scratch, census);
     const double size = plan(census, classes.count, distance_groups, step_groups);
     if (classes.count > 1 && changed < kSurelyByClass) {
       const Classes by_exponent = classes;
-      fill(classes, element, 1, 0);
+      classes = {};
       take_census<U>(element, classes, base, changed, scratch, census);
       if (plan(census, 1, distance_groups, step_groups) > size) {
         classes = by_exponent;
@@ -325,8 +337,7 @@ Status decode_sparse(const Element& element, std::span<const std::byte> stored, 
   const auto flags = in.bytes(count);
   if (!in.ok() || count == 0 || count > kClassesMax) return corrupt(cat("has ", count, " classes, or is cut"));
   if (count == 1 ? top != 0 : top > element.exponent_mask) return corrupt(cat("class 0 begins at exponent ", top));
-  Classes classes;
-  fill(classes, element, count, top);
+  const Classes classes{count, top};
   Streams distances, steps;
   std::array<bool, kClassesMax> dense{};
   for (unsigned c = 0; c < count; ++c) {
@@ -351,8 +362,8 @@ Status decode_sparse(const Element& element, std::span<const std::byte> stored, 
     if (count == 1 && !dense[0]) return apply_one_class<U>(element, read_distance, read_step, base, out);
     return apply_by_class<U>(element, classes, dense, read_distance, read_step, base, out);
   }));
-  if (!read_distance.finished()) return corrupt("distances are left over");
-  if (!read_step.finished()) return corrupt("steps are left over");
+  if (!read_distance.finished()) return corrupt("the distances end early, or some are left over");
+  if (!read_step.finished()) return corrupt("the steps end early, or some are left over");
   return {};
 }
 

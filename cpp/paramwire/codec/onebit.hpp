@@ -24,7 +24,7 @@ inline constexpr std::size_t kOnebitHeaderBytes = 64;
 // What shares a scale. Codes are stored: never renumber.
 enum class OnebitScale : std::uint8_t {
   kMatrix = 0,  // one for the whole tensor
-  kRow = 1,     // one for each index of the first axis, of a tensor of two axes or more; others have one
+  kRow = 1,     // one for each index of the first axis, of a tensor of two axes or more; other and empty ones have kMatrix
 };
 
 // What a one-bit delta says of itself.
