@@ -171,6 +171,12 @@ def put(kind: str, value: str) -> bytes:
         rows = [row.split(":") for row in value.split(",") if row]
         packed = (struct.pack("<HQIQI", *map(int, row[:3]), int(row[3], 16), int(row[4], 16)) for row in rows)
         return varint(len(rows)) + b"".join(packed)
+    if kind == "asks":  # block:version:base
+        rows = [row.split(":") for row in value.split(",") if row]
+        return varint(len(rows)) + b"".join(put("xQ", b) + put("version", v) + put("version", w) for b, v, w in rows)
+    if kind == "sizes":
+        sizes = [int(size) for size in value.split(",") if size]
+        return varint(len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes)
     assert kind == "stats"
     pairs = [pair.split(":") for pair in value.split(",") if pair]
     return varint(len(pairs)) + b"".join(text(name) + struct.pack("<Q", int(number)) for name, number in pairs)
@@ -196,6 +202,10 @@ def get(kind: str, cursor: Cursor) -> str:
     if kind == "regions":
         found = [struct.unpack("<HQIQI", cursor.take(26)) for _ in range(cursor.varint())]
         return ",".join(f"{arena}:{offset}:{size}:{at:016x}:{key:08x}" for arena, offset, size, at, key in found)
+    if kind == "asks":
+        return ",".join(":".join(get(k, cursor) for k in ("xQ", "version", "version")) for _ in range(cursor.varint()))
+    if kind == "sizes":
+        return ",".join(get("Q", cursor) for _ in range(cursor.varint()))
     assert kind == "stats"
     return ",".join(f"{get('text', cursor)}:{cursor.unpack('Q')}" for _ in range(cursor.varint()))
 
@@ -229,6 +239,8 @@ MESSAGES: dict[str, tuple[int, Layout]] = {
                  ("range_size", "Q"), ("extent_table", "B")]),
     "DATA": (21, [("block", "xQ"), ("version", "version"), ("incarnation", "id128"), ("stored_size", "Q"),
                   ("range_offset", "Q"), ("range_size", "Q"), ("extent_table", "blob")]),
+    "DELTAS": (22, [("incarnation", "id128"), ("asks", "asks")]),
+    "DELTA_LIST": (23, [("sizes", "sizes")]),
     "ARENA": (30, [("arena", "I"), ("size", "Q")]),
     "ARENA_FD": (31, [("arena", "I"), ("size", "Q")]),
     "PINS": (32, []),
@@ -288,6 +300,8 @@ def parse_frame(data: bytes) -> tuple[int, int, bytes, int]:
 def body_size(message: str, fields: Fields) -> int:
     if message == "MANIFEST":
         return int(fields["stream_size"]) + 28 * int(fields["locator_count"])
+    if message == "DELTA_LIST":
+        return sum(int(size) for size in fields["sizes"].split(",") if size and int(size) < M64)
     if message == "DATA":
         return int(fields["range_size"])
     return int(fields.get("body_size", "0"))

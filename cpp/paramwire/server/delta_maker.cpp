@@ -26,13 +26,6 @@ Result<std::span<const std::byte>> raw_bytes(const BlockStore::Held& held, std::
 
 }  // namespace
 
-Result<std::unique_ptr<DeltaMaker>> DeltaMaker::create(std::mutex& mutex, BlockStore& store, const DeltaOptions& options) {
-  std::unique_ptr<DeltaMaker> maker(new DeltaMaker(mutex, store, options));
-  PARAMWIRE_TRY(thread, start_thread("pw-delta", [self = maker.get()] { self->loop(); }));
-  maker->thread_ = std::move(thread);
-  return maker;
-}
-
 DeltaMaker::~DeltaMaker() {
   {
     const std::lock_guard lock(mutex_);
@@ -59,6 +52,11 @@ void DeltaMaker::want(const Key& key) {
   const auto manifest = newest ? store_.manifest(*newest) : nullptr;
   const auto hit = manifest ? manifest->find(key.block) : std::nullopt;
   if (!hit || hit->entry.kind != EntryKind::kBlock || hit->entry.version != key.version || hit->entry.raw_size > options_.block_bytes_max) return;
+  if (!thread_.joinable()) {
+    auto thread = start_thread("pw-deltas", [this] { loop(); });
+    if (!thread.ok()) return;
+    thread_ = std::move(*thread);
+  }
   deltas_.emplace(key, Made{});
   queue_.push_back(key);
   wake_.notify_one();

@@ -10,6 +10,7 @@
 #include "paramwire/store/block_store.hpp"
 
 #include <condition_variable>
+#include <compare>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -22,8 +23,9 @@ namespace paramwire {
 
 class DeltaMaker {
  public:
-  // `mutex` guards the store and this object. Both outlive it. errors: kUnavailable when the system gives no thread.
-  static Result<std::unique_ptr<DeltaMaker>> create(std::mutex& mutex, BlockStore& store, const DeltaOptions& options);
+  // `mutex` guards the store and this object. Both outlive it. The thread is started when there is something to make; where the system gives none,
+  // nothing is.
+  DeltaMaker(std::mutex& mutex, BlockStore& store, const DeltaOptions& options) : mutex_(mutex), store_(store), options_(options) {}
   ~DeltaMaker();  // without the lock; what is being made is finished first
 
   // All below with the lock held.
@@ -48,7 +50,6 @@ class DeltaMaker {
     std::shared_ptr<const Bytes> bytes;  // nullptr: not worth it, or not possible
     bool done = false;
   };
-  DeltaMaker(std::mutex& mutex, BlockStore& store, const DeltaOptions& options) : mutex_(mutex), store_(store), options_(options) {}
   void want(const Key& key);
   void loop();
   void make(std::unique_lock<std::mutex>& lock, const Key& key);

@@ -202,9 +202,8 @@ Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
   server->udp_ports_ = limits.udp_ports;
   server->udp_ports_.resize(listeners.size(), 0);
   if (options.deltas.bytes_max > 0) {
-    PARAMWIRE_TRY(deltas, DeltaMaker::create(core->mutex, *core->store, options.deltas));
-    handler_options.deltas = deltas.get();
-    core->deltas = std::move(deltas);
+    core->deltas = std::make_unique<DeltaMaker>(core->mutex, *core->store, options.deltas);
+    handler_options.deltas = core->deltas.get();
   }
   core->handlers.emplace(*core->store, *core->tier, *core->coordinator, &core->pins, std::move(handler_options));
 
