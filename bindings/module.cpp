@@ -16,6 +16,7 @@ PYBIND11_MODULE(_core, module) {
   bind_errors(module);
   bind_checksums(module);
   bind_trace(module);
+  bind_codec(module);
   bind_available(module);
   bind_key(module);
   bind_publish(module);
@@ -27,4 +28,5 @@ PYBIND11_MODULE(_core, module) {
   bind_graph(module);
   bind_engine(module);
   bind_timing(module);
+  bind_codec_timing(module);
 }

@@ -7,6 +7,7 @@ namespace paramwire::bindings {
 
 void bind_checksums(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
+void bind_codec(pybind11::module_& module);
 void bind_available(pybind11::module_& module);
 void bind_key(pybind11::module_& module);
 void bind_publish(pybind11::module_& module);
@@ -18,5 +19,6 @@ void bind_snapshot(pybind11::module_& module);
 void bind_graph(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_timing(pybind11::module_& module);
+void bind_codec_timing(pybind11::module_& module);
 
 }  // namespace paramwire::bindings
