@@ -17,6 +17,7 @@ PYBIND11_MODULE(_core, module) {
   bind_checksums(module);
   bind_delta(module);
   bind_trace(module);
+  bind_codec(module);
   bind_available(module);
   bind_key(module);
   bind_publish(module);
@@ -29,4 +30,5 @@ PYBIND11_MODULE(_core, module) {
   bind_graph(module);
   bind_engine(module);
   bind_timing(module);
+  bind_codec_timing(module);
 }

