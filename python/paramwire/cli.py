@@ -54,6 +54,14 @@ COMMANDS = {
 }
 
 
+def add_codec(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--codec",
+        metavar="CODEC",
+        help="how weights are stored and travel: raw (default), planes, lz4, bf16+planes, fp16+planes, ...",
+    )
+
+
 def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="safetensors or GGUF file; several make one model")
     parser.add_argument(
@@ -64,6 +72,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
                         help="of the weights served; keep (default): the file's, but quantised ones f32")  # fmt: skip
     parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE",
                         help="cut larger tensors in row-range blocks of at most this (default 4MiB)")  # fmt: skip
+    add_codec(parser)
     parser.add_argument("--memory-limit", type=byte_size, metavar="SIZE", help="most bytes that the server may hold")
     parser.add_argument("--verbs", default="auto", metavar="DEVICE",
                         help="readable by RDMA through this device (rx0, or with its port rx0:1), or off "
@@ -92,6 +101,7 @@ def add_blocks(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--name", help="name of the tensor of a .npy file (default: the file's own name)")
         parser.add_argument("--dtype", choices=("bf16", "f32", "keep"), default="keep", help="as for serve")
         parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE", help="as for serve")
+        add_codec(parser)
     if name == "get":
         parser.add_argument("name", metavar="NAME", help="a tensor's name, as `paramwire ls` prints it")
         parser.add_argument(
@@ -165,6 +175,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
         "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
     )
     add_key_of_run(parser, "give server and compute processes a cluster key")
+    add_codec(parser)
     parser.add_argument("--json", action="store_true", help="JSON lines with the facts of each run, no text")
 
 

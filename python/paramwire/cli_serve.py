@@ -79,10 +79,11 @@ def serve(options: argparse.Namespace) -> int:
                 )
                 metrics = open_metrics(server, options.metrics)
                 begin = time.perf_counter()
-                with bytes_progress(not options.quiet) as progress, server.publish() as publish:
+                with bytes_progress(not options.quiet) as progress, server.publish(codec=options.codec) as publish:
                     nbytes = publish_model(publish, model, options.dtype, options.block_bytes, progress)
+                    stored = publish.stored_bytes
                     version = publish.finish()
-            say(options, server, metrics, version, nbytes, time.perf_counter() - begin)
+            say(options, server, metrics, version, (nbytes, stored), time.perf_counter() - begin)
             wait_for_end(wake, options.stop_on_eof)
         finally:
             if server is not None:
@@ -114,15 +115,17 @@ def say(
     server: paramwire.Server,
     metrics: MetricsServer | None,
     version: paramwire.Version,
-    nbytes: int,
+    sizes: tuple[int, int],
     spent: float,
 ) -> None:
     """Tells people and parent processes where the model is."""
+    nbytes, stored = sizes
     ready: dict[str, Any] = {
         "address": server.address,
         "endpoints": list(server.endpoints),
         "version": str(version),
         "bytes": nbytes,
+        "stored_bytes": stored,
         "pid": os.getpid(),
     }
     if metrics is not None:
@@ -131,6 +134,8 @@ def say(
         json_line(ready)
     elif not options.quiet:
         pairs = [("version", str(version)), ("bytes", f"{in_bytes(nbytes)}, published in {spent:.1f} s")]
+        if stored != nbytes:
+            pairs.append(("stored", f"{in_bytes(stored)} as {options.codec}, {stored / nbytes:.3f} of it"))
         pairs += [("address", endpoint) for endpoint in server.endpoints]
         pairs += [("metrics", metrics.url)] if metrics is not None else []
         names = ", ".join(Path(name).name for name in options.models)

@@ -301,7 +301,7 @@ Bytes message_bytes(const Line& l) {
     case FrameType::kAbort: return both_ways(PublishIdMessage{l.id128<PublishId>("publish"), l.version("version")}, golden, typed(type));
     case FrameType::kPut:
       return both_ways(PutMessage{l.id128<PublishId>("publish"), l.text("tensor"), static_cast<DType>(l.u64("dtype")), l.shape(),
-                                  l.shard()}, golden, [&](const PutMessage& m) { return m.encode(request, l.u64("body_size")); });
+                                  l.shard(), static_cast<CodecId>(l.u64("codec"))}, golden, [&](const PutMessage& m) { return m.encode(request, l.u64("body_size")); });
     case FrameType::kPutDone: return both_ways(PutDoneMessage{BlockId{l.id("block")}, l.id("crc64")}, golden, plain);
     case FrameType::kRemove:
     case FrameType::kAlias:
@@ -324,7 +324,9 @@ ManifestEntry entry_of(const Line& l) {
   if (entry.kind == EntryKind::kAlias) return entry;
   entry.dtype = static_cast<DType>(l.u64("dtype"));
   entry.shape = l.shape();
-  entry.raw_size = entry.stored_size = block_bytes(entry.dtype, entry.shape, entry.shard).value();
+  entry.raw_size = block_bytes(entry.dtype, entry.shape, entry.shard).value();
+  entry.codec = static_cast<CodecId>(l.u64("codec"));
+  entry.stored_size = l.u64("stored_size");
   entry.crc64 = l.id("crc64");
   entry.extent_table_crc = static_cast<std::uint32_t>(l.id("extent_table_crc"));
   return entry;

@@ -236,7 +236,7 @@ MESSAGES: dict[str, tuple[int, Layout]] = {
     "PUBLISH_START": (40, [("any_base", "B"), ("base", "version")]),
     "PUBLISH_ID": (41, PUBLISH_ID),
     "PUT": (42, [("publish", "id128"), ("tensor", "text"), ("dtype", "H"), ("shape", "shape"), ("shard_kind", "B"),
-                 ("heads", "I"), ("begin", "Q"), ("end", "Q")]),
+                 ("heads", "I"), ("begin", "Q"), ("end", "Q"), ("codec", "H")]),
     "PUT_DONE": (43, [("block", "xQ"), ("crc64", "xQ")]),
     "REMOVE": (44, NAMES),
     "ALIAS": (45, NAMES),
@@ -361,8 +361,12 @@ def encode_entry(f: Fields) -> bytes:
         out += varint(begin) + varint(end)
     dims = [int(d) for d in f["shape"].split(",") if d]
     out += varint(int(f["dtype"])) + bytes([len(dims)]) + b"".join(map(varint, dims)) + varint(int(f["codec"]))
+    if f["codec"] == "0":
+        assert int(f["stored_size"]) == raw_size(f)
+    else:
+        out += varint(int(f["stored_size"]))
     out += struct.pack("<Q", int(f["crc64"], 16))
-    if raw_size(f) > 65536:
+    if int(f["stored_size"]) > 65536:
         out += struct.pack("<I", int(f["extent_table_crc"], 16))
     return out
 
@@ -371,7 +375,7 @@ def decode_entry(c: Cursor) -> Fields:
     ident = c.unpack("Q")
     f = {"kind": str(c.unpack("B")), "tensor": get("text", c), "version": f"{c.varint()}.{c.varint()}"}
     f |= {"target": "", "shard_kind": "0", "heads": "0", "begin": "0", "end": "0", "dtype": "1", "shape": "",
-          "codec": "0", "crc64": "0" * 16, "extent_table_crc": "0" * 8}  # fmt: skip
+          "codec": "0", "stored_size": "0", "crc64": "0" * 16, "extent_table_crc": "0" * 8}  # fmt: skip
     if f["kind"] == "1":
         f["target"] = get("text", c)
     else:
@@ -382,8 +386,10 @@ def decode_entry(c: Cursor) -> Fields:
             f |= {"begin": str(c.varint()), "end": str(c.varint())}
         f["dtype"] = str(c.varint())
         f["shape"] = ",".join(str(c.varint()) for _ in range(c.unpack("B")))
-        f |= {"codec": str(c.varint()), "crc64": get("xQ", c)}
-        if raw_size(f) > 65536:
+        f["codec"] = str(c.varint())
+        f["stored_size"] = str(raw_size(f) if f["codec"] == "0" else c.varint())
+        f["crc64"] = get("xQ", c)
+        if int(f["stored_size"]) > 65536:
             f["extent_table_crc"] = get("xI", c)
     shard = (int(f[k]) for k in ("shard_kind", "heads", "begin", "end"))
     assert ident == block_id(f["tensor"].encode(), *shard)
@@ -471,7 +477,7 @@ def manifest_named(name: str) -> Manifest | None:
 def generated(count: int) -> list[bytes]:
     # The rule of `generated_root` lines: tensor t<i>, i8 of shape (i), CRC-64 i, version 1.1, for i below count.
     fields = [parse_line(f"entry kind=0 tensor=t{i} version=1.1 target= shard_kind=0 heads=0 begin=0 end=0 dtype=2 "
-                         f"shape={i} codec=0 crc64={i:016x} extent_table_crc=00000000")[1]
+                         f"shape={i} codec=0 stored_size={i} crc64={i:016x} extent_table_crc=00000000")[1]
               for i in range(count)]  # fmt: skip
     return [encode_entry(f) for f in fields]
 
