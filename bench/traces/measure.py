@@ -3,10 +3,12 @@
     python bench/traces/measure.py steps OUT [--cast bf16] [--threads N] [--rows 1,2,5,10,20,30,40,50]
     python bench/traces/measure.py onebit OUT WHEEL --steps 300     (needs torch and tokenizers for the loss)
 
-`steps`: for every step, bytes of the whole model's delta from the step before, all tensors, in each form by itself (full planes, XOR planes, planes of
-steps, sparse without classes) and as encode() chooses, a row a step; then all deltas are applied one after the other to the first
-step's weights, which must give the last step's, bit for bit. `--cast bf16`: what a server publishes of fp32 master weights.
-`onebit`: loss on held-out text of the base, of base + one-bit delta of every matrix, and of the fine-tune; vectors travel in full.
+`steps`: for every step, bytes of the whole model's delta from the step before, all tensors, in each form by itself
+(full planes, XOR planes, planes of steps, sparse without classes) and as encode() chooses, a row a step; all deltas are
+applied one after the other to the first step's weights, which must give the last step's, bit for bit. `--cast bf16`:
+what a server publishes of fp32 master weights.
+`onebit`: loss on held-out text of the base, of base + one-bit delta of every matrix, and of the fine-tune; vectors
+travel in full.
 """
 
 from __future__ import annotations
@@ -72,14 +74,16 @@ def steps(options: argparse.Namespace) -> int:
             print(f"| {step} | {100 * share:.2f} % | {numbers} | {raw / sizes[-1]:.1f} |", flush=True)
         begin = time.process_time()
         held = {
-            name: delta.apply(made[name], held[name], version=version, dtype=kind, threads=options.threads).array for name in held
+            name: delta.apply(made[name], held[name], version=version, dtype=kind, threads=options.threads).array
+            for name in held
         }
         applied_in += time.process_time() - begin
         base = after
     print(f"| all | | {' | '.join(f'{total / 1e6:.3f}' for total in totals)} | {raw * last / totals[-1]:.1f} |")
     equal = all(held[name].tobytes() == array.tobytes() for name, array in base.items())
     print(f"\n(MB of 10^6 bytes.) {last} chained deltas: {'bit-identical' if equal else 'NOT EQUAL'}")
-    print(f"encoded at {raw * last / made_in / 1e9:.2f}, applied at {raw * last / applied_in / 1e9:.2f} GB of weights a second of one core")
+    speeds = (raw * last / 1e9 / seconds for seconds in (made_in, applied_in))
+    print("encoded at {:.2f}, applied at {:.2f} GB of weights a second of one core".format(*speeds))
     return 0 if equal else 1
 
 

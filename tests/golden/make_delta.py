@@ -1,7 +1,7 @@
 """Make delta.txt: deltas and one-bit deltas as the library writes them, with their bases and results.
 
-Results are what the *independent* decoder (tests/python/delta_decoder.py) makes of them, which must be what went in (or, one-bit, what the
-library makes, too). Run it where paramwire is installed, after a change of the format:
+Results are what the independent decoder (tests/python/delta_decoder.py) makes of them, which must be what went in (or,
+one-bit, what the library makes, too). Run it where paramwire is installed, after a change of the format:
 
     python tests/golden/make_delta.py > delta.txt && mv delta.txt tests/golden/
 """
@@ -31,12 +31,14 @@ def weights(count: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
     return before, before + rate * random.normal(0, 1, count)
 
 
-def one_delta(name: str, dtype: str, base: np.ndarray, result: np.ndarray, only: str | None = None, classes: int = 16) -> None:
+def one_delta(
+    name: str, dtype: str, base: np.ndarray, result: np.ndarray, only: str | None = None, classes: int = 16
+) -> None:
     made = delta.encode(base, result, version=VERSION, dtype=dtype, form=only, classes=classes)
     assert apply_delta(made, base.tobytes()) == result.tobytes(), name
     print(
-        f"delta name={name} dtype={dtype} version=3.17 only={only or 'any'} classes={classes} form={delta.info(made).form} "
-        f"base={base.tobytes().hex()} result={result.tobytes().hex()} hex={made.hex()}"
+        f"delta name={name} dtype={dtype} version=3.17 only={only or 'any'} classes={classes} "
+        f"form={delta.info(made).form} base={base.tobytes().hex()} result={result.tobytes().hex()} hex={made.hex()}"
     )
 
 
@@ -51,8 +53,11 @@ def one_bit(name: str, dtype: str, base: np.ndarray, tuned: np.ndarray, scale: s
 
 
 def main() -> None:
-    print("# Golden vectors of deltas (cpp/paramwire/wire/FORMAT.md, \"Deltas\" and \"One-bit deltas\"), made by make_delta.py, read by")
-    print("# tests/cpp/delta_golden_test.cpp and tests/python/test_delta_golden.py. One a line: `kind key=value ... hex=BYTES`.")
+    print(
+        '# Golden vectors of deltas (cpp/paramwire/wire/FORMAT.md, "Deltas", "One-bit deltas"), by make_delta.py, read'
+    )
+    print("# by tests/cpp/delta_golden_test.cpp and tests/python/test_delta_golden.py. One a line:")
+    print("# `kind key=value ... hex=BYTES`.")
     before, after = weights(300, 2e-4)
     odd = bf16(before)
     odd[:8] = [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0xFFC1, 0x0001, 0x8001]  # zeros, infinities, NaNs, subnormals

@@ -1,6 +1,7 @@
-"""A decoder of deltas that was written from wire/FORMAT.md alone, "Deltas" and "One-bit deltas": bit by bit, without anything of paramwire.
+"""A decoder of deltas that was written from wire/FORMAT.md alone, "Deltas" and "One-bit deltas", without anything of
+paramwire.
 
-What FORMAT.md forbids is an AssertionError. Slow: for blocks of a few thousand elements.
+What FORMAT.md forbids is an AssertionError. Bit by bit, so slow: for blocks of a few thousand elements.
 """
 
 from __future__ import annotations

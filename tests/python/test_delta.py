@@ -1,4 +1,4 @@
-"""paramwire.delta: what comes back is bit for bit what was encoded, for any dtype, shape and pattern, and nothing else comes back."""
+"""paramwire.delta: what comes back is bit for bit what was encoded, for any dtype, shape and pattern, or nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from paramwire import delta
 VERSION = (3, 17)
 # What numpy says, and what paramwire is told where numpy has no word for it.
 KINDS = [
-    *((np.dtype(name), None) for name in ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16", "?")),
+    *(
+        (np.dtype(name), None)
+        for name in ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16", "?")
+    ),
     (np.dtype("u2"), "bf16"),
     (np.dtype("u1"), "f8_e4m3"),
     (np.dtype("u1"), "f8_e5m2"),
@@ -28,7 +31,7 @@ KINDS = [
 
 @st.composite
 def pairs(draw):
-    """Base and result of one kind and shape, of random bits: NaNs with payloads, infinities, subnormals and zeros of both signs."""
+    """Base and result of one kind and shape, of random bits: NaNs with payloads, infinities, subnormals, both zeros."""
     dtype, label = draw(st.sampled_from(KINDS))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9))
     size = int(np.prod(shape)) * dtype.itemsize

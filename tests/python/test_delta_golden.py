@@ -1,7 +1,8 @@
 """Golden vectors of deltas against an independent decoder.
 
-Goal: FORMAT.md is complete and exact. Method: tests/golden/delta.txt holds deltas that the library wrote, with their bases and results
-(make_delta.py); the library writes and reads them in tests/cpp/delta_golden_test.cpp, delta_decoder.py reads them here.
+Goal: FORMAT.md is complete and exact. Method: tests/golden/delta.txt holds deltas that the library wrote, with their
+bases and results (make_delta.py); the library writes and reads them in tests/cpp/delta_golden_test.cpp,
+delta_decoder.py reads them here.
 """
 
 from __future__ import annotations
