@@ -1,6 +1,6 @@
 """Sizes of deltas between the steps that train.py wrote, and what a one-bit delta does to a fine-tune.
 
-    python bench/traces/measure.py steps OUT [--cast bf16] [--threads N] [--rows 1,2,5,10,20,30,40,50]
+    python bench/traces/measure.py steps OUT [--cast bf16] [--rows 1,2,5,10,20,30,40,50]
     python bench/traces/measure.py onebit OUT WHEEL --steps 300     (needs torch and tokenizers for the loss)
 
 `steps`: for every step, bytes of the whole model's delta from the step before, all tensors, in each form by itself
@@ -48,38 +48,39 @@ def steps(options: argparse.Namespace) -> int:
     last = max(int(path.stem.removeprefix("step_")) for path in options.out.glob("step_*.npz"))
     kind = "bf16" if options.cast or about["weights"] == "bf16" else "f32"
     shown = {int(row) for row in options.rows.split(",")} | {last}
-    held = load(options.out, 0, options.cast)
-    base = held
+    base = load(options.out, 0, options.cast)
+    held = dict(base)
     raw = sum(array.nbytes for array in held.values())
     print(f"{about['weights']} weights{' cast to bf16' if options.cast else ''}, lr {about['lr']:g}: {raw:,} bytes")
     print("| step | changed | " + " | ".join(name for name, _, _ in COLUMNS) + " | raw / chosen |")
     print("| --- " * (len(COLUMNS) + 3) + "|")
-    totals, made_in, applied_in = np.zeros(len(COLUMNS)), 0.0, 0.0
+    total, made_in, applied_in = 0, 0.0, 0.0
     for step in range(1, last + 1):
         version, after = (1, step), load(options.out, step, options.cast)
-        sizes, changed, made = np.zeros(len(COLUMNS), np.int64), 0, {}
+        sizes, changed, made = [0] * len(COLUMNS), 0, {}
         for name, array in after.items():
-            changed += int(np.count_nonzero(array.view(f"u{array.itemsize}") != base[name].view(f"u{array.itemsize}")))
-            for column, (_, form, classes) in enumerate(COLUMNS):
-                begin = time.process_time()
-                made[name] = delta.encode(
-                    base[name], array, version=version, dtype=kind, form=form, classes=classes, threads=options.threads
+            if step in shown:
+                changed += int(
+                    np.count_nonzero(array.view(f"u{array.itemsize}") != base[name].view(f"u{array.itemsize}"))
                 )
+            for column, (_, form, classes) in enumerate(COLUMNS):
+                if form is not None and step not in shown:
+                    continue
+                begin = time.process_time()
+                made[name] = delta.encode(base[name], array, version=version, dtype=kind, form=form, classes=classes)
                 made_in += time.process_time() - begin if form is None else 0.0
                 sizes[column] += len(made[name])
-        totals += sizes
+        total += sizes[-1]
         if step in shown:
             share = changed / sum(array.size for array in after.values())
             numbers = " | ".join(f"{size / 1e6:.3f}" for size in sizes)
             print(f"| {step} | {100 * share:.2f} % | {numbers} | {raw / sizes[-1]:.1f} |", flush=True)
         begin = time.process_time()
-        held = {
-            name: delta.apply(made[name], held[name], version=version, dtype=kind, threads=options.threads).array
-            for name in held
-        }
+        for name in held:
+            held[name] = delta.apply(made[name], held[name], version=version, dtype=kind).array
         applied_in += time.process_time() - begin
         base = after
-    print(f"| all | | {' | '.join(f'{total / 1e6:.3f}' for total in totals)} | {raw * last / totals[-1]:.1f} |")
+    print(f"| 1 to {last} |{' |' * len(COLUMNS)} {total / 1e6:.3f} | {raw * last / total:.1f} |")
     equal = all(held[name].tobytes() == array.tobytes() for name, array in base.items())
     print(f"\n(MB of 10^6 bytes.) {last} chained deltas: {'bit-identical' if equal else 'NOT EQUAL'}")
     speeds = (raw * last / 1e9 / seconds for seconds in (made_in, applied_in))
@@ -121,7 +122,6 @@ def main() -> int:
     one = commands.add_parser("steps")
     one.add_argument("out", type=Path)
     one.add_argument("--cast", choices=("bf16",))
-    one.add_argument("--threads", type=int, default=1)
     one.add_argument("--rows", default="1,2,5,10,20,30,40,50")
     other = commands.add_parser("onebit")
     other.add_argument("out", type=Path)
