@@ -74,6 +74,22 @@ Result<DType> dtype_from_code(std::uint64_t code) {
   return static_cast<DType>(code);
 }
 
+std::string_view codec_name(CodecId codec) noexcept {
+  switch (codec) {
+    case CodecId::kRaw: return "raw";
+    case CodecId::kPlanes: return "planes";
+    case CodecId::kLz4: return "lz4";
+  }
+  return "unknown";
+}
+
+Result<CodecId> codec_of(std::string_view name) {
+  for (std::uint16_t code = 0; code <= kCodecMax; ++code) {
+    if (name == codec_name(static_cast<CodecId>(code))) return static_cast<CodecId>(code);
+  }
+  return Error(Code::kInvalid, cat("unknown codec \"", name, "\"; known: raw, planes, lz4"));
+}
+
 Shape::Shape(std::initializer_list<std::uint64_t> dims) : rank_(dims.size()) {
   assert(dims.size() <= kMaxAxes);
   std::copy(dims.begin(), dims.end(), dims_.begin());

@@ -124,7 +124,17 @@ struct Incarnation {
 };
 
 // How stored bytes relate to raw bytes. Codes are stored and sent: never renumber.
-enum class CodecId : std::uint16_t { kRaw = 0 };
+enum class CodecId : std::uint16_t {
+  kRaw = 0,     // the raw bytes themselves
+  kPlanes = 1,  // byte planes, each raw, constant or Huffman-coded (codec/byteplane.hpp)
+  kLz4 = 2,     // LZ4 blocks, for sparse and delta streams
+};
+inline constexpr std::uint16_t kCodecMax = 2;
+
+// "raw", "planes", "lz4"; "unknown" outside the table. The same words in Python, CLI and docs.
+std::string_view codec_name(CodecId codec) noexcept;
+// The inverse. kInvalid lists the known names.
+Result<CodecId> codec_of(std::string_view name);
 
 // 64 KiB of raw bytes: the unit of ranged verification, each with its own CRC-32C. Smaller extents cost table space
 // (8 B each) and a CRC set-up each; larger ones make a one-row fetch verify more bytes than it wants.
