@@ -73,7 +73,7 @@ struct CheckpointSaveOptions {
   bool verify = false;               // decodes every record and compares, before it is written
   std::uint64_t memory_limit = kCheckpointMemoryDefault;
   std::uint64_t created_us = 0;      // since 1970-01-01 UTC, for people; 0: not known
-  std::shared_ptr<CheckpointProgress> progress;
+  std::shared_ptr<CheckpointProgress> progress{};
 };
 
 // What a save did.
@@ -158,7 +158,7 @@ class CheckpointSink {
 struct CheckpointRestoreOptions {
   std::uint32_t workers = 2;
   std::uint64_t memory_limit = kCheckpointMemoryDefault;  // as for a save
-  std::shared_ptr<CheckpointProgress> progress;
+  std::shared_ptr<CheckpointProgress> progress{};
 };
 
 // Every block of `checkpoint`, once, to `sink`; aliases are the caller's to take from the manifest.
@@ -200,11 +200,11 @@ struct CheckpointVerified {
   std::vector<CheckpointProblem> problems;  // empty: every bit is as it was written
 };
 struct CheckpointVerifyOptions {
-  std::optional<Version> version;  // none: all of them
+  std::optional<Version> version{};  // none: all of them
   bool decode = false;             // also decodes every block of every checkpoint and checks its raw bytes
   std::uint32_t workers = 2;
   std::uint64_t memory_limit = kCheckpointMemoryDefault;
-  std::shared_ptr<CheckpointProgress> progress;
+  std::shared_ptr<CheckpointProgress> progress{};
 };
 // Reads every file of the directory's checkpoints, each once, and finds every bit that changed since it was written, in data, headers and manifests.
 // errors: kNotFound when there is no checkpoint to look at; kTimeout past progress->stop_at. Damage is no error of the call.

@@ -273,7 +273,7 @@ Result<std::vector<CheckpointSummary>> list_checkpoints(const std::string& direc
     summary.full = manifest->chain == 0;
     summary.raw_bytes = manifest->manifest.total_raw_bytes();
     for (const auto& links : manifest->placements) {
-      summary.blocks += links.empty() ? 0 : 1;
+      if (!links.empty()) ++summary.blocks;
       for (const CheckpointLink& link : links) {
         summary.stored_bytes += link.size;
         if (parse_checkpoint_name(manifest->files[link.file].name).version == version) summary.written_bytes += link.size;
