@@ -24,6 +24,7 @@ PYBIND11_MODULE(_core, module) {
   bind_dlpack(module);
   bind_client(module);
   bind_snapshot(module);
+  bind_checkpoint(module);
   bind_graph(module);
   bind_engine(module);
   bind_timing(module);

@@ -15,6 +15,7 @@ void bind_view(pybind11::module_& module);
 void bind_dlpack(pybind11::module_& module);
 void bind_client(pybind11::module_& module);
 void bind_snapshot(pybind11::module_& module);
+void bind_checkpoint(pybind11::module_& module);
 void bind_graph(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_timing(pybind11::module_& module);

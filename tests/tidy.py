@@ -31,9 +31,10 @@ LAYERS: dict[str, dict[str, str]] = {
     "compute": {"base": ANY},
     "optim": {"base": ANY},
     "control": {"base": ANY},
-    "store": {"base": ANY, "wire": ANY},
+    "store": {"base": ANY, "wire": ANY, "codec": ANY},  # checkpoints are written encoded, and as deltas
     "net": {"base": ANY, "wire": ANY},
-    "client": {"base": ANY, "wire": ANY, "codec": ANY, "store": r"(\w+_)?tier", "net": ANY, "control": ANY},
+    # Of the store a client needs tiers, and checkpoints of what its snapshots hold.
+    "client": {"base": ANY, "wire": ANY, "codec": ANY, "store": r"(\w+_)?tier|checkpoint\w*", "net": ANY, "control": ANY},
     "server": {"base": ANY, "wire": ANY, "codec": ANY, "store": ANY, "net": ANY, "control": ANY, "optim": ANY},
     "engine": {"base": ANY, "client": ANY, "compute": ANY},
 }

@@ -165,6 +165,8 @@ struct CheckpointRestoreOptions {
 // errors: as Checkpoint::read and the sink's; kTimeout past progress->stop_at; kInvalid for options or a block larger than memory_limit allows.
 // threads: any; blocks until done, in `workers` threads "pw-restore"
 Status restore_checkpoint(const Checkpoint& checkpoint, CheckpointSink& sink, const CheckpointRestoreOptions& options);
+// The same of some blocks, entries of its manifest.
+Status restore_blocks(const Checkpoint& checkpoint, std::vector<ManifestEntry> blocks, CheckpointSink& sink, const CheckpointRestoreOptions& options);
 
 // ---------------------------------------------------------------- what is there
 

@@ -43,6 +43,9 @@ std::string extents_text(const std::vector<std::uint64_t>& bad, std::uint64_t ro
   return cat(text, " of ", rows);
 }
 
+// Whether the bytes of `entry` go straight to `target`. An empty block has nothing to go anywhere: put() is told of it.
+bool is_direct(std::span<std::byte> target, const ManifestEntry& entry) { return !target.empty() && target.size() == entry.raw_size; }
+
 // Whether a data file is there with its size; what is inside is another question.
 Status check_file_size(const std::string& directory, const CheckpointFile& file, FileSystem& files) {
   PARAMWIRE_TRY(open, open_file(files, checkpoint_path(directory, file.name), O_RDONLY));
@@ -183,22 +186,26 @@ Status Checkpoint::read(const ManifestEntry& entry, std::span<std::byte> target,
 // ---------------------------------------------------------------- restore
 
 Status restore_checkpoint(const Checkpoint& checkpoint, CheckpointSink& sink, const CheckpointRestoreOptions& options) {
+  std::vector<ManifestEntry> blocks;
+  checkpoint.manifest().for_each([&](const Manifest::Hit& hit) {
+    if (hit.entry.kind == EntryKind::kBlock) blocks.push_back(hit.entry);
+    return true;
+  });
+  return restore_blocks(checkpoint, std::move(blocks), sink, options);
+}
+
+Status restore_blocks(const Checkpoint& checkpoint, std::vector<ManifestEntry> blocks, CheckpointSink& sink, const CheckpointRestoreOptions& options) {
   if (options.workers == 0 || options.workers > kCheckpointWorkersMax) return Error(Code::kInvalid, cat("workers is ", options.workers, ": 1 to ", kCheckpointWorkersMax));
   MemoryGate gate(options.memory_limit, options.workers);
-  std::vector<ManifestEntry> blocks;
+  const auto need = [&](const ManifestEntry& entry, bool direct) { return (direct ? 0 : entry.raw_size) + checkpoint.scratch_bytes(entry); };
   std::uint64_t bytes = 0;
-  Status fits;
-  checkpoint.manifest().for_each([&](const Manifest::Hit& hit) {
-    if (hit.entry.kind != EntryKind::kBlock) return true;
-    blocks.push_back(hit.entry);
-    bytes += hit.entry.raw_size;
-    const std::uint64_t need = hit.entry.raw_size + checkpoint.scratch_bytes(hit.entry);
-    if (!gate.fits(need)) {
-      fits = Error(Code::kInvalid, cat("block ", hit.entry, " needs ", need, " bytes of buffers, more than memory_limit, ", options.memory_limit, ", has for one with ", options.workers, " workers: raise it"));
-    }
-    return fits.ok();
-  });
-  PARAMWIRE_CHECK(std::move(fits));
+  for (const ManifestEntry& entry : blocks) {
+    bytes += entry.raw_size;
+    const std::uint64_t here = need(entry, is_direct(sink.target(entry), entry));
+    if (gate.fits(here)) continue;
+    return Error(Code::kInvalid, cat("block ", entry, " needs ", here, " bytes of buffers, more than memory_limit, ", options.memory_limit, ", has for one with ", options.workers,
+                                     " workers: raise it"));
+  }
   // In the order of the files, so that each worker reads ahead of itself.
   const auto place = [&](const ManifestEntry& entry) {
     const CheckpointLink& link = checkpoint.links(entry).front();
@@ -215,12 +222,10 @@ Status restore_checkpoint(const Checkpoint& checkpoint, CheckpointSink& sink, co
   return run_workers(options.workers, "pw-restore", [&](std::uint32_t) -> Status {
     CheckpointScratch scratch;
     Buffer own;
-    const auto one = [&](const ManifestEntry& entry) -> Status {
+    const auto one = [&](const ManifestEntry& entry, std::span<std::byte> target, bool direct) -> Status {
       if (must_stop(progress)) {
         return Error(Code::kTimeout, cat("the restore was stopped: ", progress->blocks_done.load(), " of ", blocks.size(), " blocks were read; nothing counts, start again"));
       }
-      std::span<std::byte> target = sink.target(entry);
-      const bool direct = target.size() == entry.raw_size && (entry.raw_size > 0 || target.data() != nullptr);
       if (!direct) {
         PARAMWIRE_TRY(buffer, room(own, entry.raw_size));
         target = buffer;
@@ -232,14 +237,16 @@ Status restore_checkpoint(const Checkpoint& checkpoint, CheckpointSink& sink, co
     };
     while (const auto index = work.next()) {
       const ManifestEntry& entry = blocks[*index];
-      const std::uint64_t need = entry.raw_size + checkpoint.scratch_bytes(entry);
-      gate.acquire(need);
-      Status status = one(entry);
+      const std::span<std::byte> target = sink.target(entry);
+      const bool direct = is_direct(target, entry);
+      const std::uint64_t taken = need(entry, direct);
+      gate.acquire(taken);
+      Status status = one(entry, target, direct);
       if (!gate.keeps(own.size() + scratch.stored.size() + scratch.raw.size())) {
         own = {};
         scratch = {};
       }
-      gate.release(need);
+      gate.release(taken);
       if (!status.ok()) {
         work.fail();
         return status;
