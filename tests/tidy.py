@@ -34,7 +34,9 @@ LAYERS: dict[str, dict[str, str]] = {
     "store": {"base": ANY, "wire": ANY, "codec": ANY},  # checkpoints are written encoded, and as deltas
     "net": {"base": ANY, "wire": ANY},
     # Of the store a client needs tiers, and checkpoints of what its snapshots hold.
-    "client": {"base": ANY, "wire": ANY, "codec": ANY, "store": r"(\w+_)?tier|checkpoint\w*", "net": ANY, "control": ANY},
+    "client": {
+        "base": ANY, "wire": ANY, "codec": ANY, "store": r"(\w+_)?tier|checkpoint\w*", "net": ANY, "control": ANY,
+    },  # fmt: skip
     "server": {"base": ANY, "wire": ANY, "codec": ANY, "store": ANY, "net": ANY, "control": ANY, "optim": ANY},
     "engine": {"base": ANY, "client": ANY, "compute": ANY},
 }

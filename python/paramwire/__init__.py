@@ -24,6 +24,8 @@ from collections.abc import Sequence
 
 from paramwire._core import (
     BackpressureError,
+    Checkpoint,
+    CheckpointProgress,
     Client,
     CorruptError,
     DeadlineError,
@@ -57,6 +59,8 @@ from paramwire.telemetry import Trace, prometheus_text
 __all__ = [
     "BackpressureError",
     "BlockInfo",
+    "Checkpoint",
+    "CheckpointProgress",
     "Client",
     "CorruptError",
     "DeadlineError",
@@ -135,6 +139,7 @@ class Server(_Server):
         key: str | os.PathLike[str] | None = None,
         verbs: str = "auto",
         verbs_gid_index: int | None = None,
+        epoch_after: int = 0,
     ) -> None:
         """Listen and serve, in a thread of its own, until `close()`.
 
@@ -159,6 +164,8 @@ class Server(_Server):
         verbs:             "auto": the arenas can be read by RDMA where there is a device; "off"; or a device, "rx0", or
                            with its port "rx0:1", which must work then. stats()["no_verbs"] says why it is not to be had
         verbs_gid_index:   of that port's GID table; by default chosen for each client by its address
+        epoch_after:       the epoch is above this one: that of the checkpoint which the server is to hold, so that its
+                           versions are above those that readers may have seen
         errors:            InvalidError for options that can't be meant; UnavailableError with the system's reason;
                            NotFoundError and DeniedError for the key's file
         """
@@ -186,6 +193,7 @@ class Server(_Server):
             key=key,
             verbs=verbs,
             verbs_gid_index=verbs_gid_index,
+            epoch_after=epoch_after,
         )
 
 
