@@ -1,3 +1,4 @@
+#include "bytes_view.hpp"
 #include "gil.hpp"
 #include "module.hpp"
 
@@ -5,9 +6,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 
 namespace paramwire::bindings {
@@ -15,27 +14,6 @@ namespace paramwire::bindings {
 namespace py = pybind11;
 
 namespace {
-
-// Read access to any object's contiguous bytes for as long as this lives.
-class BytesView {
- public:
-  explicit BytesView(const py::object& source) {
-    if (PyObject_GetBuffer(source.ptr(), &view_, PyBUF_SIMPLE) == 0) return;
-    if (PyErr_ExceptionMatches(PyExc_BufferError) == 0) throw py::error_already_set();
-    PyErr_Clear();
-    throw py::value_error("the buffer is not contiguous: pass a contiguous copy of it");
-  }
-  ~BytesView() { PyBuffer_Release(&view_); }
-  BytesView(const BytesView&) = delete;
-  BytesView& operator=(const BytesView&) = delete;
-
-  std::span<const std::byte> bytes() const {
-    return {static_cast<const std::byte*>(view_.buf), static_cast<std::size_t>(view_.len)};
-  }
-
- private:
-  Py_buffer view_{};
-};
 
 std::uint64_t crc64_of(const py::object& data, std::uint64_t before) {
   const BytesView view(data);

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = PARAMWIRE_VERSION;
   bind_errors(module);
   bind_checksums(module);
+  bind_delta(module);
   bind_trace(module);
   bind_available(module);
   bind_key(module);

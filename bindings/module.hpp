@@ -6,6 +6,7 @@
 namespace paramwire::bindings {
 
 void bind_checksums(pybind11::module_& module);
+void bind_delta(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
 void bind_available(pybind11::module_& module);
 void bind_key(pybind11::module_& module);

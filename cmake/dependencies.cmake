@@ -37,6 +37,9 @@ if(NOT TARGET OpenSSL::Crypto OR NOT TARGET OpenSSL::SSL)
 endif()
 
 paramwire_find_library(isal HEADER isa-l/crc64.h LIBRARY isal PACKAGE libisal-dev)
+paramwire_find_library(lz4 HEADER lz4.h LIBRARY lz4 PACKAGE liblz4-dev)
+# Of Highway the library only tells which instructions the machine has. Debian has it as a shared one alone.
+paramwire_find_library(hwy HEADER hwy/highway.h LIBRARY hwy PACKAGE libhwy-dev)
 
 # BLIS for matrix products: the static, serial build (compute/blas.hpp says why this one), in a folder of its own.
 find_path(BLIS_INCLUDE_DIR blis.h PATH_SUFFIXES blis-serial)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Buffer  # numpy's arrays are one from Python 3.12 on
 
-from paramwire._types import BlockInfo, Durations, LlamaConfig, TensorInfo, Version
+from paramwire._types import BlockInfo, DeltaInfo, Durations, LlamaConfig, OnebitInfo, TensorInfo, Version
 
 __version__: str
 
@@ -63,6 +63,52 @@ def crc32c(data: Buffer | NDArray[Any], /, *, before: int = 0) -> int:
 
 def crc_implementation() -> str:
     """Which CRC bodies run on this machine, for example "isa-l"."""
+
+# ---------------------------------------------------------------- deltas; paramwire.delta is what to use
+
+def encode_delta(
+    base: Any,
+    next: Any,
+    *,
+    version: tuple[int, int],
+    dtype: DTypeLike | str | None = None,
+    form: str | None = None,
+    classes: int = 16,
+    threads: int = 1,
+) -> bytes:
+    """paramwire.delta.encode"""
+
+def delta_info(delta: Buffer) -> DeltaInfo:
+    """paramwire.delta.info"""
+
+def apply_delta(
+    delta: Buffer,
+    base: Any,
+    *,
+    out: Any = None,
+    version: tuple[int, int] | None = None,
+    dtype: DTypeLike | str | None = None,
+    threads: int = 1,
+) -> tuple[Any, bool]:
+    """paramwire.delta.apply"""
+
+def encode_onebit(
+    base: Any, tuned: Any, *, version: tuple[int, int], dtype: DTypeLike | str | None = None, scale: str = "row"
+) -> bytes:
+    """paramwire.delta.encode_onebit. Lossy"""
+
+def onebit_info(delta: Buffer) -> OnebitInfo:
+    """paramwire.delta.onebit_info"""
+
+def apply_onebit(
+    delta: Buffer,
+    base: Any,
+    *,
+    out: Any = None,
+    version: tuple[int, int] | None = None,
+    dtype: DTypeLike | str | None = None,
+) -> Any:
+    """paramwire.delta.apply_onebit. Lossy"""
 
 # ---------------------------------------------------------------- traces
 

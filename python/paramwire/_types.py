@@ -50,6 +50,39 @@ class BlockInfo(NamedTuple):
     nbytes: int
 
 
+class DeltaInfo(NamedTuple):
+    """What a delta between two versions of a tensor says of itself."""
+
+    form: str
+    """"same", "full", "xor", "steps", "sparse", or "mixed"."""
+    dtype: str
+    raw_size: int
+    """Bytes of base and of result."""
+    delta_size: int
+    """Bytes of the delta."""
+    base_version: Version
+    base_crc64: int
+    result_crc64: int
+
+
+class OnebitInfo(NamedTuple):
+    """What a one-bit delta says of itself."""
+
+    dtype: str
+    scale: str
+    """"matrix" or "row"."""
+    rows: int
+    """Scales: the first axis with "row", else 1."""
+    columns: int
+    """Elements to each."""
+    delta_size: int
+    """Bytes of the delta."""
+    base_version: Version
+    base_crc64: int
+    lossy: bool
+    """Always true."""
+
+
 @dataclass(frozen=True)
 class Durations:
     """How long one kind of call took: a histogram, in seconds."""

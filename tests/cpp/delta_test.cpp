@@ -1,0 +1,497 @@
+// Deltas of one block: bit-identical results, refusals of what they were not made for, and no bit of a delta that can be wrong unseen.
+#include "paramwire/base/bytes.hpp"
+#include "paramwire/base/crc.hpp"
+#include "paramwire/codec/delta.hpp"
+#include "paramwire/codec/symbols.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <random>
+
+namespace paramwire {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+constexpr Version kBase{3, 17};
+constexpr std::uint64_t kPiece = kDeltaPieceBytes;
+
+constexpr DType kAllTypes[] = {DType::kU8, DType::kI8, DType::kU16, DType::kI16, DType::kU32, DType::kI32, DType::kU64, DType::kI64, DType::kF16, DType::kBF16,
+                               DType::kF32, DType::kF64, DType::kF8E4M3, DType::kF8E5M2, DType::kF8E8M0, DType::kBool, DType::kC64, DType::kC128, DType::kI4, DType::kU4};
+
+Bytes random_bytes(std::size_t size, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Bytes bytes(size);
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random() & 0xff);
+  return bytes;
+}
+
+// bf16 weights, normally distributed, and what an update of about `rate` makes of their f32 originals.
+struct Trained {
+  Bytes base, next;
+};
+Trained trained(DType dtype, std::size_t elements, double rate, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> weight(0, 0.04), update(0, 1);
+  const std::size_t bytes = dtype_bits(dtype) / 8;
+  Trained out{Bytes(elements * bytes), Bytes(elements * bytes)};
+  const auto put = [&](Bytes& target, std::size_t i, double value) {
+    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
+    if (bytes == 4) return store_le(target.data() + 4 * i, bits);
+    store_le(target.data() + 2 * i, static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16));
+  };
+  for (std::size_t i = 0; i < elements; ++i) {
+    const double before = weight(random);
+    put(out.base, i, before);
+    put(out.next, i, before + rate * update(random));
+  }
+  return out;
+}
+
+Bytes encoded(DType dtype, const Bytes& base, const Bytes& next, const DeltaTuning& tuning = {}, unsigned threads = 1) {
+  auto delta = encode_delta(dtype, base, {kBase}, next, threads, tuning);
+  EXPECT_TRUE(delta.ok()) << delta.error().message();
+  return delta.ok() ? std::move(delta).value() : Bytes();
+}
+
+// Applies beside and in place and expects `next` from both.
+void expect_result(const Bytes& delta, DType dtype, const Bytes& base, const Bytes& next) {
+  Bytes out(base.size(), std::byte{0xa5});
+  const auto beside = apply_delta(delta, dtype, base, kBase, out, 1);
+  ASSERT_TRUE(beside.ok()) << beside.error().message();
+  EXPECT_EQ(beside->applied, base != next);
+  EXPECT_TRUE(out == next);
+  Bytes block = base;
+  const auto in_place = apply_delta(delta, dtype, block, std::nullopt, block, 1);
+  ASSERT_TRUE(in_place.ok()) << in_place.error().message();
+  EXPECT_TRUE(block == next);
+}
+
+constexpr std::optional<DeltaForm> kForms[] = {std::nullopt, DeltaForm::kFull, DeltaForm::kXor, DeltaForm::kSteps, DeltaForm::kSparse};
+
+TEST(Delta, EveryDtypeFormAndSizeComesBackBitForBit) {
+  for (const DType dtype : kAllTypes) {
+    const std::size_t word = std::max<std::size_t>(dtype_bits(dtype) / 8, 1);
+    for (const std::size_t elements : {std::size_t{0}, std::size_t{1}, std::size_t{2}, std::size_t{3}, std::size_t{17}, std::size_t{1000}, std::size_t{4099}}) {
+      const Bytes base = random_bytes(elements * word, elements);
+      Bytes some = base;  // one element in ten changed, by any number of bits
+      for (std::size_t i = 0; i < elements; i += 10) some[i * word + i % word] ^= static_cast<std::byte>(1 + i % 255);
+      for (const Bytes& next : {base, some, random_bytes(elements * word, elements + 1), Bytes(elements * word)}) {
+        for (const auto form : kForms) {
+          for (const unsigned classes : {1U, 16U}) {
+            SCOPED_TRACE(testing::Message() << dtype_name(dtype) << ' ' << elements << " elements, form " << (form ? delta_form_name(*form) : "any"));
+            expect_result(encoded(dtype, base, next, {form, classes}), dtype, base, next);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Delta, EveryPatternOfA16BitFloatIsKept) {
+  // Base and result go through all 65,536 patterns: NaNs with payloads, infinities, subnormals, both zeros.
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    Bytes base(2 * 65536), next(2 * 65536);
+    for (std::uint32_t i = 0; i < 65536; ++i) {
+      store_le(base.data() + std::size_t{2} * i, static_cast<std::uint16_t>(i));
+      store_le(next.data() + std::size_t{2} * i, static_cast<std::uint16_t>(i * 40503U + 12345U));
+    }
+    for (const auto form : kForms) expect_result(encoded(dtype, base, next, {form}), dtype, base, next);
+    for (const auto form : kForms) expect_result(encoded(dtype, next, base, {form}), dtype, next, base);
+  }
+}
+
+TEST(Delta, PiecesOfManySizesAndFormsAreOneBlock) {
+  // Four pieces and a bit: unchanged, retrained, replaced by noise, all zero, a few elements.
+  const std::size_t elements = 2 * kPiece + 12345;
+  const Trained weights = trained(DType::kBF16, elements, 1e-5, 7);
+  Bytes next = weights.base;
+  std::copy(weights.next.begin() + kPiece, weights.next.begin() + 2 * kPiece, next.begin() + kPiece);
+  const Bytes noise = random_bytes(kPiece, 8);
+  std::copy(noise.begin(), noise.end(), next.begin() + 2 * kPiece);
+  std::fill(next.begin() + 3 * kPiece, next.begin() + 4 * kPiece, std::byte{});
+  next.back() ^= std::byte{1};
+  const Bytes delta = encoded(DType::kBF16, weights.base, next);
+  const auto info = read_delta(delta);
+  ASSERT_TRUE(info.ok()) << info.error().message();
+  EXPECT_EQ(info->form, DeltaForm::kMixed);
+  EXPECT_EQ(info->raw_size, 2 * elements);
+  EXPECT_EQ(info->delta_size, delta.size());
+  EXPECT_EQ(info->base_version, kBase);
+  EXPECT_EQ(info->base_crc64, crc64(weights.base));
+  EXPECT_EQ(info->result_crc64, crc64(next));
+  expect_result(delta, DType::kBF16, weights.base, next);
+  // The noise costs its own size; everything else nearly nothing.
+  EXPECT_LT(delta.size(), kPiece + kPiece / 20);
+  for (const unsigned threads : {2U, 3U, 9U}) {
+    EXPECT_TRUE(encoded(DType::kBF16, weights.base, next, {}, threads) == delta) << threads << " threads made other bytes";
+    Bytes out(next.size());
+    ASSERT_TRUE(apply_delta(delta, DType::kBF16, weights.base, kBase, out, threads).ok());
+    EXPECT_TRUE(out == next);
+  }
+}
+
+TEST(Delta, NothingMakesOneLargerThanTheBlockAndATable) {
+  for (const DType dtype : {DType::kU8, DType::kBF16, DType::kF32, DType::kF64}) {
+    for (const std::size_t size : {std::size_t{8}, std::size_t{4096}, std::size_t{kPiece + 64}}) {
+      for (const auto form : kForms) {
+        const Bytes base = random_bytes(size, 1), next = random_bytes(size, 2);
+        const std::size_t pieces = (size + kPiece - 1) / kPiece;
+        EXPECT_LE(encoded(dtype, base, next, {form}).size(), kDeltaHeaderBytes + pieces * (12 + 8) + size);
+      }
+    }
+  }
+}
+
+TEST(Delta, AnUnchangedBlockIsAHeader) {
+  const Bytes base = random_bytes(3 * kPiece, 1);
+  const Bytes delta = encoded(DType::kF32, base, base);
+  EXPECT_EQ(delta.size(), kDeltaHeaderBytes);
+  EXPECT_EQ(read_delta(delta)->form, DeltaForm::kSame);
+  expect_result(delta, DType::kF32, base, base);
+}
+
+TEST(Delta, SizesStayNearTheEntropyOfAnUpdate) {
+  // A million bf16 weights and an update of 1e-5. The bound is what a code needs that knows how each octave of weights moves: the entropy of the
+  // step, 0 among them, given the exponent of the base. 10 % on top: tables, and Huffman codes of no less than a bit.
+  const Trained weights = trained(DType::kBF16, 1 << 20, 1e-5, 11);
+  std::map<int, std::map<int, double>> steps;
+  for (std::size_t i = 0; i < weights.base.size(); i += 2) {
+    const int before = load_le<std::uint16_t>(weights.base.data() + i), after = load_le<std::uint16_t>(weights.next.data() + i);
+    steps[before >> 7 & 0xff][(before ^ after) > 0x7fff ? before + (after & 0x7fff) : after - before] += 1;
+  }
+  double bits = 0;
+  for (const auto& [exponent, counts] : steps) {
+    double total = 0;
+    for (const auto& [step, count] : counts) total += count;
+    for (const auto& [step, count] : counts) bits -= count * std::log2(count / total);
+  }
+  const Bytes delta = encoded(DType::kBF16, weights.base, weights.next);
+  EXPECT_LT(static_cast<double>(delta.size()) * 8, 1.1 * bits);
+  // Without classes, and as planes, it's far more.
+  EXPECT_GT(encoded(DType::kBF16, weights.base, weights.next, {DeltaForm::kSparse, 1}).size(), delta.size() * 5 / 4);
+  EXPECT_GT(encoded(DType::kBF16, weights.base, weights.next, {DeltaForm::kXor}).size(), delta.size() * 3);
+}
+
+TEST(Delta, FiftyInARowAreBitIdentical) {
+  // Master weights in f32, published as bf16 and as they are.
+  std::mt19937_64 random(5);
+  std::normal_distribution<float> weight(0, 0.04F), update(0, 1e-5F);
+  std::vector<float> master(70000);
+  for (float& w : master) w = weight(random);
+  const auto published = [&](DType dtype) {
+    Bytes bytes(master.size() * dtype_bits(dtype) / 8);
+    for (std::size_t i = 0; i < master.size(); ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(master[i]);
+      if (dtype == DType::kF32) store_le(bytes.data() + 4 * i, bits);
+      else store_le(bytes.data() + 2 * i, static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16));
+    }
+    return bytes;
+  };
+  std::vector<Bytes> deltas[2];
+  const DType dtypes[] = {DType::kF32, DType::kBF16};
+  Bytes last[] = {published(dtypes[0]), published(dtypes[1])};
+  Bytes held[] = {last[0], last[1]};
+  for (std::uint64_t step = 1; step <= 50; ++step) {
+    for (float& w : master) w += update(random);
+    for (std::size_t k = 0; k < 2; ++k) {
+      Bytes next = published(dtypes[k]);
+      const auto delta = encode_delta(dtypes[k], last[k], {Version{1, step}}, next, 1);
+      ASSERT_TRUE(delta.ok());
+      last[k] = std::move(next);
+      deltas[k].push_back(*delta);
+    }
+  }
+  for (std::size_t k = 0; k < 2; ++k) {
+    for (std::uint64_t step = 1; step <= 50; ++step) {
+      const auto done = apply_delta(deltas[k][step - 1], dtypes[k], held[k], Version{1, step}, held[k], 1);
+      ASSERT_TRUE(done.ok()) << done.error().message();
+      EXPECT_TRUE(done->applied);
+    }
+    EXPECT_TRUE(held[k] == last[k]);
+  }
+}
+
+// ---------------------------------------------------------------- wrong bases
+
+TEST(Delta, IsRefusedOnAnotherBase) {
+  const Trained weights = trained(DType::kBF16, 5000, 1e-4, 1);
+  const Bytes delta = encoded(DType::kBF16, weights.base, weights.next);
+  Bytes out(weights.base.size(), std::byte{0x5a});
+  const Bytes untouched = out;
+
+  Bytes other = weights.base;
+  other[1234] ^= std::byte{4};
+  const auto by_crc = apply_delta(delta, DType::kBF16, other, kBase, out, 1);
+  ASSERT_FALSE(by_crc.ok());
+  EXPECT_EQ(by_crc.error().code(), Code::kStale);
+  EXPECT_NE(by_crc.error().message().find("3.17"), std::string::npos) << by_crc.error().message();
+
+  const auto by_version = apply_delta(delta, DType::kBF16, weights.base, Version{3, 16}, out, 1);
+  ASSERT_FALSE(by_version.ok());
+  EXPECT_EQ(by_version.error().code(), Code::kStale);
+  EXPECT_NE(by_version.error().message().find("3.17"), std::string::npos);
+  EXPECT_NE(by_version.error().message().find("3.16"), std::string::npos);
+
+  for (const auto& [dtype, size] : {std::pair(DType::kF16, weights.base.size()), std::pair(DType::kBF16, weights.base.size() - 2)}) {
+    const auto refused = apply_delta(delta, dtype, std::span(weights.base).first(size), kBase, std::span(out).first(size), 1);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), Code::kInvalid);
+  }
+  EXPECT_TRUE(out == untouched);
+}
+
+TEST(Delta, OneThatWasLostIsNotSkippedOver) {
+  const Bytes v1 = random_bytes(4096, 1);
+  Bytes v2 = v1, v3;
+  v2[5] ^= std::byte{1};
+  v3 = v2;
+  v3[4000] ^= std::byte{8};
+  const auto second = encode_delta(DType::kF32, v2, {Version{1, 2}}, v3, 1);
+  Bytes held = v1;
+  const auto refused = apply_delta(*second, DType::kF32, held, Version{1, 1}, held, 1);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Code::kStale);
+  EXPECT_TRUE(held == v1);
+}
+
+TEST(Delta, ComesTwiceAndDoesNothingTheSecondTime) {
+  const Trained weights = trained(DType::kF32, 300000, 1e-5, 1);
+  const Bytes delta = encoded(DType::kF32, weights.base, weights.next);
+  Bytes block = weights.base;
+  EXPECT_TRUE(apply_delta(delta, DType::kF32, block, kBase, block, 2)->applied);
+  for (const std::optional<Version>& called : {std::optional<Version>(), std::optional(Version{3, 18}), std::optional(kBase)}) {
+    const auto again = apply_delta(delta, DType::kF32, block, called, block, 2);
+    ASSERT_TRUE(again.ok()) << again.error().message();
+    EXPECT_FALSE(again->applied);
+    EXPECT_TRUE(block == weights.next);
+  }
+  Bytes copy(block.size());
+  EXPECT_FALSE(apply_delta(delta, DType::kF32, block, std::nullopt, copy, 2)->applied);
+  EXPECT_TRUE(copy == weights.next);
+}
+
+TEST(Delta, CallsThatCannotBeAreInvalid) {
+  const Bytes four(4), eight(8), three(3);
+  const auto code = [](const auto& result) { return result.ok() ? Code::kInternal : result.error().code(); };
+  EXPECT_EQ(code(encode_delta(DType::kU8, four, {kBase}, eight, 1)), Code::kInvalid);
+  EXPECT_EQ(code(encode_delta(DType::kF32, three, {kBase}, three, 1)), Code::kInvalid);
+  EXPECT_EQ(code(encode_delta(DType::kU8, four, {Version{0, 1}}, four, 1)), Code::kInvalid);
+  EXPECT_EQ(code(encode_delta(DType::kU8, four, {Version{1, 0}}, four, 1)), Code::kInvalid);
+  EXPECT_EQ(code(encode_delta(DType::kU8, four, {kBase}, four, 1, {std::nullopt, 17})), Code::kInvalid);
+  EXPECT_EQ(code(encode_delta(DType::kU8, four, {kBase}, four, 1, {std::nullopt, 0})), Code::kInvalid);
+  EXPECT_EQ(code(encode_delta(DType::kU8, four, {kBase}, four, 1, {DeltaForm::kMixed})), Code::kInvalid);
+  // A target that overlaps its base in part.
+  Bytes room = random_bytes(64, 1);
+  Bytes next = room;
+  next[3] ^= std::byte{1};
+  const auto base = std::span(room).first(48);
+  const Bytes delta = encoded(DType::kU8, Bytes(base.begin(), base.end()), Bytes(next.begin(), next.begin() + 48));
+  EXPECT_EQ(code(apply_delta(delta, DType::kU8, base, kBase, std::span(room).subspan(8, 48), 1)), Code::kInvalid);
+  EXPECT_EQ(code(apply_delta(delta, DType::kU8, base, kBase, std::span(room).first(40), 1)), Code::kInvalid);
+}
+
+// ---------------------------------------------------------------- damage
+
+// A delta of each form, small enough that every bit can be tried.
+struct Sample {
+  const char* name;
+  DType dtype;
+  Bytes base, next, delta;
+};
+std::vector<Sample> samples() {
+  std::vector<Sample> out;
+  const auto add = [&](const char* name, DType dtype, Bytes base, Bytes next, const DeltaTuning& tuning) {
+    Bytes delta = encoded(dtype, base, next, tuning);
+    out.push_back({name, dtype, std::move(base), std::move(next), std::move(delta)});
+  };
+  const Trained half = trained(DType::kBF16, 600, 1e-4, 3), whole = trained(DType::kF32, 120, 1e-5, 4);
+  add("same", DType::kBF16, half.base, half.base, {});
+  add("full", DType::kBF16, half.base, half.next, {DeltaForm::kFull});
+  add("xor", DType::kBF16, half.base, half.next, {DeltaForm::kXor});
+  add("steps", DType::kF32, whole.base, whole.next, {DeltaForm::kSteps});
+  add("sparse", DType::kBF16, half.base, half.next, {DeltaForm::kSparse, 1});
+  add("sparse by class", DType::kBF16, half.base, half.next, {DeltaForm::kSparse, 16});
+  add("dense", DType::kF32, whole.base, whole.next, {DeltaForm::kSparse, 16});
+  return out;
+}
+
+TEST(Delta, EveryFlippedBitIsFound) {
+  for (const Sample& sample : samples()) {
+    for (std::size_t bit = 0; bit < 8 * sample.delta.size(); ++bit) {
+      Bytes damaged = sample.delta;
+      damaged[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
+      Bytes block = sample.base;
+      const auto done = apply_delta(damaged, sample.dtype, block, kBase, block, 1);
+      ASSERT_FALSE(done.ok()) << sample.name << ", bit " << bit;
+      ASSERT_EQ(done.error().code(), Code::kCorrupt) << sample.name << ", bit " << bit << ": " << done.error().message();
+      ASSERT_TRUE(block == sample.base) << sample.name << ", bit " << bit;
+    }
+  }
+}
+
+TEST(Delta, EveryCutAndEveryByteTooManyIsFound) {
+  for (const Sample& sample : samples()) {
+    for (std::size_t size = 0; size < sample.delta.size(); ++size) {
+      ASSERT_EQ(read_delta(std::span(sample.delta).first(size)).error().code(), Code::kCorrupt) << sample.name << " cut to " << size;
+    }
+    Bytes longer = sample.delta;
+    longer.push_back({});
+    EXPECT_EQ(read_delta(longer).error().code(), Code::kCorrupt);
+  }
+}
+
+// Puts right checksums into a delta of one piece that was changed on purpose, so that what lies behind them is tried.
+void seal(Bytes& delta) {
+  constexpr std::size_t kRow = kDeltaHeaderBytes, kPayload = kRow + 12;
+  store_le(delta.data() + kRow + 4, static_cast<std::uint32_t>(delta.size() - kPayload));
+  store_le(delta.data() + kRow + 8, crc32c(std::span(delta).subspan(kPayload)));
+  store_le(delta.data() + 28, crc32c(std::span(delta).subspan(kRow, 12)));
+  store_le(delta.data() + 48, static_cast<std::uint64_t>(delta.size() - kPayload));
+  store_le(delta.data() + 60, crc32c(std::span(delta).first(60)));
+}
+
+TEST(Delta, WrongBytesUnderRightChecksumsAreNeverAWrongResult) {
+  // Every byte of every piece at six values, sealed again: an error, or the right result where a byte did not matter; the block is the base or the result.
+  for (const Sample& sample : samples()) {
+    if (sample.delta.size() == kDeltaHeaderBytes) continue;
+    for (std::size_t at = kDeltaHeaderBytes + 12; at < sample.delta.size(); ++at) {
+      for (const unsigned value : {0x00U, 0x01U, 0x7fU, 0x80U, 0xfeU, 0xffU}) {
+        Bytes forged = sample.delta;
+        forged[at] = static_cast<std::byte>(value);
+        seal(forged);
+        Bytes block = sample.base;
+        const auto done = apply_delta(forged, sample.dtype, block, kBase, block, 1);
+        if (done.ok()) {
+          ASSERT_TRUE(block == sample.next) << sample.name << ", byte " << at << " is " << value;
+        } else {
+          ASSERT_EQ(done.error().code(), Code::kCorrupt);
+          ASSERT_TRUE(block == sample.base) << sample.name << ", byte " << at << " is " << value;
+        }
+      }
+    }
+  }
+}
+
+TEST(Delta, SwappedRepeatedAndMissingPiecesAreFound) {
+  const Trained weights = trained(DType::kBF16, 3 * kPiece / 2, 1e-5, 9);  // three pieces
+  const Bytes delta = encoded(DType::kBF16, weights.base, weights.next);
+  constexpr std::size_t kTable = kDeltaHeaderBytes;
+  std::size_t sizes[3], starts[3];
+  std::size_t at = kTable + 36;
+  for (std::size_t i = 0; i < 3; ++i) {
+    starts[i] = at;
+    sizes[i] = load_le<std::uint32_t>(delta.data() + kTable + 12 * i + 4);
+    at += sizes[i];
+  }
+  ASSERT_EQ(at, delta.size());
+  const auto rebuilt = [&](std::array<std::size_t, 3> order) {
+    Bytes out(delta.begin(), delta.begin() + kTable);
+    for (const std::size_t i : order) out.insert(out.end(), delta.begin() + static_cast<std::ptrdiff_t>(kTable + 12 * i), delta.begin() + static_cast<std::ptrdiff_t>(kTable + 12 * i + 12));
+    for (const std::size_t i : order) out.insert(out.end(), delta.begin() + static_cast<std::ptrdiff_t>(starts[i]), delta.begin() + static_cast<std::ptrdiff_t>(starts[i] + sizes[i]));
+    // Header and table are made right again: only the result's CRC can tell.
+    store_le(out.data() + 28, crc32c(std::span(out).subspan(kTable, 36)));
+    store_le(out.data() + 48, static_cast<std::uint64_t>(out.size() - kTable - 36));
+    store_le(out.data() + 60, crc32c(std::span(out).first(60)));
+    return out;
+  };
+  EXPECT_TRUE(rebuilt({0, 1, 2}) == delta);
+  for (const auto& order : {std::array<std::size_t, 3>{1, 0, 2}, {0, 2, 1}, {0, 0, 2}, {2, 1, 2}}) {
+    Bytes block = weights.base;
+    const auto done = apply_delta(rebuilt(order), DType::kBF16, block, kBase, block, 1);
+    ASSERT_FALSE(done.ok());
+    EXPECT_EQ(done.error().code(), Code::kCorrupt);
+    EXPECT_TRUE(block == weights.base);
+  }
+}
+
+TEST(Delta, DeclaredSizesAreCheckedBeforeAnythingIsAllocated) {
+  // Sizes that would be exabytes, under a right header CRC.
+  for (const std::uint64_t size : {std::uint64_t{1} << 40, std::uint64_t{1} << 56, (std::uint64_t{1} << 56) + 2, UINT64_MAX - 1, UINT64_MAX - kPiece + 1}) {
+    for (const std::uint64_t payload : {std::uint64_t{0}, UINT64_MAX, UINT64_MAX - 12 * (size / kPiece) + 1}) {
+      Bytes delta = encoded(DType::kBF16, Bytes(4096), random_bytes(4096, 1));
+      store_le(delta.data() + 8, size);
+      store_le(delta.data() + 48, payload);
+      store_le(delta.data() + 60, crc32c(std::span(delta).first(60)));
+      EXPECT_EQ(read_delta(delta).error().code(), Code::kCorrupt);
+    }
+  }
+}
+
+TEST(Delta, AnErrorNamesPieceAndStream) {
+  const Trained weights = trained(DType::kBF16, kPiece, 1e-5, 9);  // two pieces
+  Bytes delta = encoded(DType::kBF16, weights.base, weights.next);
+  delta.back() ^= std::byte{1};
+  Bytes out(weights.base.size());
+  const std::string text = apply_delta(delta, DType::kBF16, weights.base, kBase, out, 1).error().message();
+  EXPECT_NE(text.find("piece 1 of 2"), std::string::npos) << text;
+
+  Bytes one = encoded(DType::kBF16, Bytes(weights.base.begin(), weights.base.begin() + 4096), Bytes(weights.next.begin(), weights.next.begin() + 4096), {DeltaForm::kXor});
+  one[kDeltaHeaderBytes + 12] = std::byte{9};  // form of plane 0
+  seal(one);
+  const std::string stream = apply_delta(one, DType::kBF16, std::span(weights.base).first(4096), kBase, std::span(out).first(4096), 1).error().message();
+  EXPECT_NE(stream.find("piece 0 of 1 (xor): plane 0"), std::string::npos) << stream;
+}
+
+// ---------------------------------------------------------------- what they are made of
+
+TEST(Symbols, EveryNumberComesBackFromItsSymbolAndBits) {
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 100000; ++i) {
+    const std::uint64_t number = random() >> (random() % 64);
+    const auto symbol = symbols::symbol_of(number);
+    ASSERT_LT(symbol.symbol, symbols::kSymbolsMax);
+    ASSERT_EQ(symbols::extra_bits(symbol.symbol), symbol.extra);
+    const std::uint64_t low = number & ((std::uint64_t{1} << symbol.extra) - 1);
+    ASSERT_EQ(symbols::least_number(symbol.symbol) | low, number);
+    ASSERT_EQ(symbols::least_number(symbol.symbol) & low, 0U);
+  }
+}
+
+TEST(Symbols, BitsComeBackAndTheEndIsExact) {
+  std::mt19937_64 random(2);
+  symbols::BitWriter writer;
+  std::vector<std::pair<std::uint64_t, unsigned>> all;
+  for (int i = 0; i < 2000; ++i) {
+    const auto bits = static_cast<unsigned>(1 + random() % 61);
+    all.emplace_back(random() & ((std::uint64_t{1} << bits) - 1), bits);
+    writer.put(all.back().first, bits);
+  }
+  Bytes stream = writer.finish();
+  symbols::BitReader reader(stream);
+  for (const auto& [value, bits] : all) {
+    ASSERT_FALSE(reader.finished());
+    ASSERT_EQ(reader.get(bits), value);
+  }
+  EXPECT_TRUE(reader.finished());
+  EXPECT_EQ(reader.get(9), 0U) << "bits past the end are zero";
+  EXPECT_FALSE(reader.finished());
+}
+
+TEST(Symbols, AStreamTakesItsSmallestForm) {
+  const auto stored = [](const std::vector<std::uint8_t>& bytes) {
+    Bytes out;
+    symbols::put(out, bytes);
+    ByteReader in(out);
+    std::vector<std::uint8_t> back(bytes.size());
+    huffman::DecodeTable table;
+    EXPECT_TRUE(symbols::get(in, back, table).ok());
+    EXPECT_TRUE(in.finished());
+    EXPECT_TRUE(back == bytes);
+    return out;
+  };
+  EXPECT_EQ(stored({}).size(), 0U);
+  EXPECT_EQ(stored(std::vector<std::uint8_t>(100000, 7)).size(), 2U);
+  std::vector<std::uint8_t> skewed(100000), even(100000);
+  std::mt19937_64 random(3);
+  for (auto& b : skewed) b = static_cast<std::uint8_t>(random() % 16 == 0 ? random() % 4 : 200);
+  for (auto& b : even) b = static_cast<std::uint8_t>(random());
+  EXPECT_LT(stored(skewed).size(), 15000U);
+  EXPECT_EQ(stored(even).size(), even.size() + 1);
+}
+
+}  // namespace
+}  // namespace paramwire
