@@ -101,7 +101,7 @@ huffman::Lengths lengths_for(const huffman::Counts& counts) noexcept {
 
 // ---------------------------------------------------------------- encoder
 
-// A plane that was not worth coding is looked at again four extents later: mantissas stay what they are, and looking takes a tenth of
+// A plane of which nothing in this run was worth coding is looked at again four extents later: mantissas stay what they are, and looking takes a tenth of
 // an extent's time.
 constexpr unsigned kRawUnlooked = 3;
 
@@ -189,7 +189,7 @@ class PlanesEncoder final : public ExtentEncoder {
     const std::uint32_t sampled = sample(plane, count, counts);
     const std::uint64_t entropy = entropy_bits(counts, sampled);
     if (entropy * 64 >= std::uint64_t{sampled} * 8 * 63) {
-      code.raw_for = kRawUnlooked;
+      if (!code.usable) code.raw_for = kRawUnlooked;
       return false;
     }
     if (code.usable) {
