@@ -134,7 +134,7 @@ class Checkpoint {
  private:
   Checkpoint(std::string directory, CheckpointManifest manifest, FileSystem& files);
   Result<std::shared_ptr<const File>> file(std::uint32_t index) const;
-  Status load(const ManifestEntry& entry, const CheckpointLink& link, RecordForm form, std::span<const std::byte> base, std::span<std::byte> out, CheckpointScratch& scratch) const;
+  Status load(const ManifestEntry& entry, const CheckpointLink& link, RecordForm form, bool newest, std::span<const std::byte> base, std::span<std::byte> out, CheckpointScratch& scratch) const;
 
   const std::string directory_;
   const CheckpointManifest manifest_;

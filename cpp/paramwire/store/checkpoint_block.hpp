@@ -3,6 +3,7 @@
 
 #include "paramwire/base/error.hpp"
 #include "paramwire/base/types.hpp"
+#include "paramwire/codec/block.hpp"
 #include "paramwire/store/checkpoint_files.hpp"
 #include "paramwire/store/checkpoint_format.hpp"
 #include "paramwire/wire/manifest_entry.hpp"
@@ -34,15 +35,18 @@ struct RecordBase {
 struct EncodedRecord {
   RecordHeader header;
   std::vector<std::byte> head;           // header, entry, rows
-  std::span<const std::byte> payload;    // of `stored`, or the raw bytes themselves
-  std::vector<std::byte> stored;
+  std::span<const std::byte> payload;    // of the next two, or the raw bytes themselves
+  EncodedBlock encoded;
+  std::vector<std::byte> delta;
 };
-// Encodes `raw` as the smallest of what is asked for. `entry`: of raw bytes, its CRCs those of `raw`; `check` is check_plain(raw).
+// Encodes `raw` as the smallest of what is asked for: a delta, where there is a base and it is smaller than the block in full. `entry`: of raw bytes, its CRCs
+// those of `raw`; `check` is check_plain(raw).
 // verify: decodes what was encoded and compares. errors: kInternal when that differs; the codec's.
 Status encode_record(const ManifestEntry& entry, std::span<const std::byte> raw, const PlainCheck& check, CodecId codec,
                      const std::optional<RecordBase>& base, bool verify, EncodedRecord& out);
 // The raw bytes of a record from its payload, whose CRCs were checked. base: of a delta.
-// errors: kCorrupt naming what does not fit, the raw CRC included; the codec's.
+// payload: `out` itself for a full record in codec raw, else memory that does not overlap it
+// errors:  kCorrupt naming what does not fit, the raw CRC included; the codec's.
 Status decode_record(const RecordHead& head, std::span<const std::byte> payload, std::span<const std::byte> base, std::span<std::byte> out);
 // Bytes beside the raw ones that encode_record() allocates at most.
 std::uint64_t encode_bytes_max(std::uint64_t raw_size, CodecId codec, bool with_base) noexcept;
