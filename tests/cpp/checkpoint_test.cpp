@@ -238,7 +238,7 @@ void stop_everywhere(std::uint32_t workers, std::uint32_t rounds, Left left) {
   for (std::uint32_t round = 0; round < rounds; ++round) {
     Random random(kSeed + round);
     ModelSource before;
-    before.fill(random);
+    before.fill(random, true);
     CheckpointSaveOptions options;
     options.workers = workers;
     options.keep = 1 + round % 2;
@@ -247,7 +247,7 @@ void stop_everywhere(std::uint32_t workers, std::uint32_t rounds, Left left) {
     Random steps(kSeed + 1000 + round);
     ModelSource next;
     Random again(kSeed + round);
-    next.fill(again);
+    next.fill(again, true);
     next.step(steps, 60);
     const Directory start = first.after_death();
     std::uint64_t stopped = 0;
@@ -274,7 +274,7 @@ void stop_everywhere(std::uint32_t workers, std::uint32_t rounds, Left left) {
       // And one of another version finds no use for what a save of this one left.
       ModelSource third = ModelSource({3, 3});
       Random other(kSeed);
-      third.fill(other);
+      third.fill(other, true);
       MemoryFiles beside(left(files, random));
       const auto over = save_checkpoint("d", third, options, beside);
       ASSERT_TRUE(over.ok()) << "call " << call << ": " << over.error().message();
@@ -297,12 +297,12 @@ void stop_everywhere(std::uint32_t workers, std::uint32_t rounds, Left left) {
 }
 
 TEST(Checkpoint, AProcessThatDiesAtAnyCallLeavesAWholeCheckpoint) {
-  stop_everywhere(1, 4, [](const MemoryFiles& files, Random&) { return files.after_death(); });
-  stop_everywhere(3, 2, [](const MemoryFiles& files, Random&) { return files.after_death(); });
+  stop_everywhere(1, 2, [](const MemoryFiles& files, Random&) { return files.after_death(); });
+  stop_everywhere(3, 1, [](const MemoryFiles& files, Random&) { return files.after_death(); });
 }
 
 TEST(Checkpoint, AMachineThatStopsAtAnyCallLeavesAWholeCheckpoint) {
-  stop_everywhere(1, 12, [](const MemoryFiles& files, Random& random) { return files.after_power_loss(random); });
+  stop_everywhere(1, 6, [](const MemoryFiles& files, Random& random) { return files.after_power_loss(random); });
 }
 
 TEST(Checkpoint, ASaveThatWasEndedIsTakenUpAgain) {

@@ -28,15 +28,16 @@ class ModelSource final : public CheckpointSource {
  public:
   explicit ModelSource(Version version = {3, 1}) : version_(version) {}
 
-  // Every shape of block: a scalar, empties, one extent, several, shards, an alias, weights of each float type.
-  void fill(Random& random) {
+  // Every shape of block: a scalar, empties, one extent, several, shards, an alias, weights of each float type. `small`: one of two extents at most.
+  void fill(Random& random, bool small = false) {
     put("scalar", DType::kF32, {}, Shard::whole(), random);
     put("empty", DType::kBF16, {0, 7}, Shard::whole(), random);
     put("bytes", DType::kU8, {1000}, Shard::whole(), random);
     put("norm", DType::kF32, {257}, Shard::whole(), random);
-    put("big", DType::kBF16, {300, 331}, Shard::whole(), random);
-    put("cut", DType::kF16, {100, 512}, Shard::rows(0, 64), random);
-    put("cut", DType::kF16, {100, 512}, Shard::rows(64, 100), random);
+    put("big", DType::kBF16, {small ? 103U : 300U, 331}, Shard::whole(), random);
+    const Shape cut{100, small ? 16U : 512U};
+    put("cut", DType::kF16, cut, Shard::rows(0, 64), random);
+    put("cut", DType::kF16, cut, Shard::rows(64, 100), random);
     put("heads", DType::kF32, {24, 8}, Shard::head_range(6, 2, 4), random);
     aliases_["tied"] = "big";
   }
