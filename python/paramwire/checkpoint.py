@@ -202,9 +202,7 @@ def save(
     if version is None:
         version = _version_after(directory)
     return Saved(
-        **_core.save_arrays(
-            directory, source, version=version, dtypes=dtypes or {}, block_bytes=block_bytes, **options
-        )
+        **_core.save_arrays(directory, source, version=version, dtypes=dtypes or {}, block_bytes=block_bytes, **options)
     )
 
 

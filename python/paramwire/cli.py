@@ -59,9 +59,10 @@ COMMANDS = {
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="*", metavar="MODEL",
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("models", nargs="*", default=[], metavar="MODEL",
                         help="safetensors file or index, or GGUF file; several make one model")  # fmt: skip
-    parser.add_argument("--checkpoint", metavar="DIR", help="serve the newest checkpoint of this directory instead")
+    source.add_argument("--checkpoint", metavar="DIR", help="serve the newest checkpoint of this directory instead")
     parser.add_argument(
         "--listen", action="append", metavar="ADDR", help="tcp://HOST:PORT or unix:PATH; may be repeated"
     )

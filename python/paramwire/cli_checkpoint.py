@@ -258,7 +258,7 @@ def list_checkpoints(options: argparse.Namespace) -> int:
 
 
 def form(item: checkpoint.Summary) -> str:
-    """"full", or how many saves the last full one is back."""
+    """Whether it is full, or how many saves the last full one is back."""
     if not item.blocks and item.problem:
         return "-"
     return "full" if item.full else f"delta {item.chain}"

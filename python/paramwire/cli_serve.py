@@ -96,9 +96,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def open_source(options: argparse.Namespace) -> contextlib.AbstractContextManager[Model | paramwire.Checkpoint]:
-    """What is to be served. errors: CliError for neither or both kinds of it"""
-    if bool(options.models) == (options.checkpoint is not None):
-        raise CliError("give the files of a model (MODEL ...), or --checkpoint DIR, one of both")
+    """What is to be served. errors: CliError for an option that does not go with it"""
     if options.checkpoint is None:
         return open_model([Path(name) for name in options.models])
     if options.dtype != "keep":

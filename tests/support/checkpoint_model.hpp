@@ -65,6 +65,10 @@ class ModelSource final : public CheckpointSource {
       }
     }
   }
+  void alias(const std::string& name, const std::string& target) {
+    aliases_[name] = target;
+    manifest_.reset();
+  }
   void remove(const std::string& tensor) {
     std::erase_if(blocks_, [&](const auto& item) { return item.second.tensor == tensor; });
     manifest_.reset();
