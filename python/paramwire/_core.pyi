@@ -589,7 +589,7 @@ class Mirror:
         errors:  as the constructor; after one the mirror is what it was
         """
 
-    def __getitem__(self, name: str) -> np.ndarray:
+    def __getitem__(self, name: str) -> NDArray[Any]:
         """A tensor of the present version: read-only, and unchanged by later updates.  errors: NotFoundError."""
 
     def tensor_version(self, name: str) -> Version:
@@ -1154,8 +1154,8 @@ class Encoded:
 def encode(array: Any, codec: str, /, *, dtype: DTypeLike | None = None, threads: int = 1) -> Encoded:
     """Encode an array of any library, as Publish.put takes them; the GIL is released.
 
-    codec:   "raw", "planes", "lz4", "fp16", "bf16", or a cast with a codec: "bf16+planes". Casts apply to float32 and leave
-             other types as they are
+    codec:   "raw", "planes", "lz4", "fp16", "bf16", or a cast with a codec: "bf16+planes". Casts apply to float32 and
+             leave other types as they are
     dtype:   label of the array's bytes where numpy has no type for it: "bf16" for a uint16 array
     errors:  InvalidError: an unknown codec; TypeError: no array
     """

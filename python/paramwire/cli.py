@@ -55,6 +55,7 @@ COMMANDS = {
     "bench incast": "paramwire.cli_bench_incast:bench_incast",
     "bench mixed": "paramwire.cli_bench_mixed:bench_mixed",
     "bench report": "paramwire.cli_bench_report:bench_report",
+    "bench ready": "paramwire.cli_bench_ready:bench_ready",
     "bench generate": "paramwire.cli_bench_model:bench_generate",
     "bench memory": "paramwire.cli_bench_model:bench_memory",
 }
@@ -258,6 +259,18 @@ def add_bench_codec(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
+def add_bench_ready(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rates", type=link_rates, default=[1e9, 10e9], metavar="LIST",
+                        help="of the link, in Gb/s (default 1,10)")  # fmt: skip
+    parser.add_argument("--codecs", type=words, default=["bf16+planes"], metavar="LIST",
+                        help="beside bf16 stored raw (default bf16+planes)")  # fmt: skip
+    parser.add_argument("--model", choices=("minilm", "craft"), default="minilm", help="whose weights (default minilm)")
+    parser.add_argument("--transport", choices=("udp", "tcp"), default="udp",
+                        help="tcp is encrypted between hosts, udp is not (default udp)")  # fmt: skip
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="of each figure (default 7)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
 def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="safetensors or GGUF file")
     parser.add_argument("--link-speed", type=link_speed, metavar="SPEED",
@@ -267,6 +280,17 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", type=byte_size, default=256 << 20, metavar="SIZE",
                         help="measure tensors of about this many bytes, spread over the file (default 256MiB)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def link_rates(text: str) -> list[float]:
+    """Of "1,10". returns: bits a second"""
+    try:
+        rates = [float(rate) * 1e9 for rate in text.split(",")]
+    except ValueError:
+        rates = [0.0]
+    if not all(1e6 <= rate <= 400e9 for rate in rates):
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers of Gb/s between commas, from 0.001 to 400")
+    return rates
 
 
 def words(text: str) -> list[str]:
@@ -343,6 +367,7 @@ def make_parser() -> argparse.ArgumentParser:
     kinds = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="BENCHMARK", required=True)
     for name, about in (
         ("codec", "codecs and casts on real weights, beside memcpy and ZipNN"),
+        ("ready", "time until weights are there, decoded, over a link of 1 and 10 Gb/s, by codec"),
         ("fetch", "fetches and views over each transport, beside memcpy, plain TCP and plain UDP"),
         ("latency", "round trips of small blocks: percentiles and histograms, each way of waiting"),
         ("incast", "one client that fetches from many servers at once, beside one server"),
@@ -353,8 +378,8 @@ def make_parser() -> argparse.ArgumentParser:
     ):
         made = kinds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
         made.set_defaults(run=COMMANDS["bench " + name])
-        if name == "codec":
-            add_bench_codec(made)
+        if name in ("codec", "ready"):
+            (add_bench_codec if name == "codec" else add_bench_ready)(made)
             continue
         add = add_bench if name in ("generate", "memory") else add_harness
         add("bench " + name, made)
