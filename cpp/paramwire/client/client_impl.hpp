@@ -115,6 +115,7 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
 
   Paths paths_;
   ChunkIndexes chunk_indexes_;
+  DecodeBenches decode_benches_;
   DecodeCounts decoded_;
   mutable std::mutex view_mutex_;                          // the one link that gives views, so that each block is verified once
   std::unique_ptr<Link> view_link_;

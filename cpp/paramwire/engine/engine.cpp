@@ -2,6 +2,7 @@
 
 #include "paramwire/base/buffer.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/client/encoded_reads.hpp"
 #include "paramwire/base/thread.hpp"
 #include "paramwire/client/planner.hpp"
 
@@ -77,6 +78,7 @@ class StreamingEngine final : public Engine {
   WalkPlan plan_;
   bool views_ = false;
   std::uint64_t rows_bytes_ = 0;               // of the budget, for rows by data
+  std::uint64_t decoding_ = 0;                 // of the budget, for encoded pieces on their way
   Buffer rows_;
   Buffer ring_;                                // copy mode
 
@@ -163,11 +165,13 @@ Status StreamingEngine::plan() {
       continue;
     }
     PARAMWIRE_TRY(cuts, snapshot_->row_cuts(need.tensor));
+    PARAMWIRE_TRY(tensor, snapshot_->find(need.tensor));
+    if (tensor.codec != CodecId::kRaw) decoding_ = kCopyThreads * kDecodeBytes;
     walk.push_back({need.tensor, need.rows, need.row_bytes, std::move(cuts)});
     walk_needs_.push_back(i);
   }
   PlanOptions options;
-  const std::uint64_t walk_min = walk_budget_min(walk);
+  const std::uint64_t walk_min = walk_budget_min(walk) + decoding_;
   if (options_.budget_bytes == 0) {
     rows_bytes_ = std::max(row_max, rows_wanted);
     std::uint64_t total = 0;
@@ -179,7 +183,7 @@ Status StreamingEngine::plan() {
   } else {
     // Under a tight budget the batch of embedding rows shrinks, not the pieces of the walk.
     rows_bytes_ = std::max(row_max, std::min(rows_wanted, (options_.budget_bytes - walk_min) / 2));
-    options.budget_bytes = options_.budget_bytes - rows_bytes_;
+    options.budget_bytes = options_.budget_bytes - rows_bytes_ - decoding_;
   }
   PARAMWIRE_TRY(planned, plan_walk(walk, options));
   plan_ = std::move(planned);
@@ -193,11 +197,9 @@ Status StreamingEngine::plan() {
 // Views are tried on the first piece: whether a transport gives them is its own answer.
 Status StreamingEngine::choose_source() {
   if (options_.source == EngineOptions::Source::kCopy || plan_.pieces.empty()) return {};
-  for (const std::uint32_t walked : walk_needs_) {
-    PARAMWIRE_TRY(tensor, snapshot_->find(binding_->needs()[walked].tensor));
-    if (tensor.codec == CodecId::kRaw) continue;
+  if (decoding_ > 0) {
     if (options_.source != EngineOptions::Source::kView) return {};
-    return Error(Code::kUnavailable, cat("tensor \"", tensor.name, "\" is stored as ", codec_name(tensor.codec), ": views show stored bytes, take source \"copy\" or \"auto\""));
+    return Error(Code::kUnavailable, "this model is stored encoded, and views show stored bytes: take source \"copy\" or \"auto\"");
   }
   const Piece& piece = plan_.pieces.front();
   const Need& need = binding_->needs()[walk_needs_[piece.need]];
