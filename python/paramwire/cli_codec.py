@@ -101,7 +101,14 @@ def as_record(result: Measured, links: list[float]) -> dict[str, Any]:
 
 
 def show(results: list[Measured], links: list[float], best: dict[float, str], threads: int) -> None:
-    columns = ["codec", "bytes", "of the file", "encode GB/s", "decode GB/s", *(f"ready at {link:g} Gb/s" for link in links)]
+    columns = [
+        "codec",
+        "bytes",
+        "of the file",
+        "encode GB/s",
+        "decode GB/s",
+        *(f"ready at {link:g} Gb/s" for link in links),
+    ]
     rows = []
     for result in results:
         times = []
@@ -110,6 +117,8 @@ def show(results: list[Measured], links: list[float], best: dict[float, str], th
             times.append(f"{result.ready_s(link) * 1000:.1f} ms{mark}")
         name = result.codec if result.codec in LOSSLESS else f"{result.codec} (rounds float32)"
         speeds = (number(result.raw_bytes / seconds / 1e9) for seconds in (result.encode_s, result.decode_s))
-        rows.append((name, in_bytes(result.stored_bytes), f"{result.stored_bytes / result.raw_bytes:.3f}", *speeds, *times))
+        rows.append(
+            (name, in_bytes(result.stored_bytes), f"{result.stored_bytes / result.raw_bytes:.3f}", *speeds, *times)
+        )
     title = f"Codecs on these tensors, {threads} thread{'s' if threads > 1 else ''}; * is ready first"
     console().print(table(title, columns, rows, left=columns[:1]))
