@@ -44,7 +44,7 @@ def test_advice_measures_every_codec_and_names_the_one_that_is_ready_first(model
     # Over a link this slow the smallest is ready first.
     smallest = min(codecs, key=lambda name: codecs[name]["stored_bytes"])
     assert smallest == "bf16+planes"
-    assert facts["best"] == [{"link_gb_per_s": 0.1, "codec": smallest}]
+    assert facts["best"] == [{"link_gb_per_s": 0.1, "codec": smallest, "lossless_codec": "planes"}]
     for record in codecs.values():
         assert record["ready_s"][0]["seconds"] >= record["stored_bytes"] * 8 / 0.1e9 * 0.999
 
