@@ -216,6 +216,8 @@ void bind_publish(py::module_& module) {
       .def("put_rows", &PyPublish::put_rows, py::arg("name"), py::arg("array"), py::arg("block_bytes") = std::uint64_t{4} << 20, py::kw_only(),
            py::arg("dtype") = py::none(), py::arg("shape") = py::none(), py::arg("codec") = py::none())
       .def("put_all", &PyPublish::put_all, py::arg("arrays"), py::kw_only(), py::arg("codec") = py::none())
+      .def("put_checkpoint", &PyPublish::put_checkpoint, py::arg("checkpoint"), py::kw_only(), py::arg("replaces") = py::none(), py::arg("workers") = 2U,
+           py::arg("memory_limit") = py::none(), py::arg("progress") = py::none())
       .def("alias", &PyPublish::alias, py::arg("name"), py::arg("target"))
       .def("remove", &PyPublish::remove, py::arg("name"))
       .def("finish", &PyPublish::finish, py::arg("timeout") = py::none())

@@ -174,9 +174,10 @@ std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, co
                                       const std::string& tier, double lease_ttl_max, double lease_age_max, std::uint32_t retained,
                                       std::optional<std::uint64_t> quarantine_limit, bool udp, bool busy_poll, std::shared_ptr<Trace> trace,
                                       const std::optional<std::filesystem::path>& key, const std::string& verbs, std::optional<std::uint32_t> verbs_gid_index,
-                                      std::uint64_t delta_limit) {
+                                      std::uint64_t delta_limit, std::uint32_t epoch_after) {
   ServerOptions options;
   options.deltas.bytes_max = delta_limit;
+  options.epoch_after = epoch_after;
   options.verbs = verbs;
   options.verbs_gid_index = verbs_gid_index;
   options.udp = udp;
@@ -206,7 +207,7 @@ void bind_server(py::module_& module) {
            py::arg("memory_limit") = py::none(), py::arg("arena_bytes") = py::none(), py::arg("huge_pages") = "no", py::arg("tier") = "memory",
            py::arg("lease_ttl_max") = 60.0, py::arg("lease_age_max") = 600.0, py::arg("retained") = 3, py::arg("quarantine_limit") = py::none(),
            py::arg("udp") = true, py::arg("busy_poll") = false, py::arg("trace") = py::none(), py::arg("key") = py::none(),
-           py::arg("verbs") = "auto", py::arg("verbs_gid_index") = py::none(), py::arg("delta_limit") = DeltaOptions().bytes_max)
+           py::arg("verbs") = "auto", py::arg("verbs_gid_index") = py::none(), py::arg("delta_limit") = DeltaOptions().bytes_max, py::arg("epoch_after") = 0U)
       .def_property_readonly("address", &PyServer::address)
       .def_property_readonly("endpoints", &PyServer::endpoints)
       .def_property_readonly("udp_ports", &PyServer::udp_ports)

@@ -27,6 +27,7 @@ PYBIND11_MODULE(_core, module) {
   bind_client(module);
   bind_snapshot(module);
   bind_mirror(module);
+  bind_checkpoint(module);
   bind_graph(module);
   bind_engine(module);
   bind_timing(module);

@@ -18,6 +18,7 @@ void bind_dlpack(pybind11::module_& module);
 void bind_client(pybind11::module_& module);
 void bind_snapshot(pybind11::module_& module);
 void bind_mirror(pybind11::module_& module);
+void bind_checkpoint(pybind11::module_& module);
 void bind_graph(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_timing(pybind11::module_& module);

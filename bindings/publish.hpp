@@ -29,6 +29,8 @@ class PyPublish {
   void put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads, py::handle codec);
   void put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape, py::handle codec);
   void put_all(py::handle mapping, py::handle codec);
+  // In bind_checkpoint.cpp.
+  void put_checkpoint(py::handle checkpoint, py::handle replaces, std::uint32_t workers, py::handle memory_limit, py::handle progress);
   void alias(const std::string& name, const std::string& target);
   void remove(const std::string& name);
   py::object finish(py::handle timeout);

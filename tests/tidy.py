@@ -24,6 +24,8 @@ from pathlib import Path, PurePosixPath
 
 # Who may include whom (DESIGN.md, "Shape"). The value is a pattern that the unit's name must match, or ANY.
 ANY = r"\w+"
+# Of the store a client needs tiers, and checkpoints of what its snapshots hold.
+CLIENT_STORE = r"(\w+_)?tier|checkpoint\w*"
 LAYERS: dict[str, dict[str, str]] = {
     "base": {},
     "wire": {"base": ANY},
@@ -31,9 +33,9 @@ LAYERS: dict[str, dict[str, str]] = {
     "compute": {"base": ANY},
     "optim": {"base": ANY},
     "control": {"base": ANY},
-    "store": {"base": ANY, "wire": ANY},
+    "store": {"base": ANY, "wire": ANY, "codec": ANY},  # checkpoints are written encoded, and as deltas
     "net": {"base": ANY, "wire": ANY},
-    "client": {"base": ANY, "wire": ANY, "codec": ANY, "store": r"(\w+_)?tier", "net": ANY, "control": ANY},
+    "client": {"base": ANY, "wire": ANY, "codec": ANY, "store": CLIENT_STORE, "net": ANY, "control": ANY},
     "server": {"base": ANY, "wire": ANY, "codec": ANY, "store": ANY, "net": ANY, "control": ANY, "optim": ANY},
     "engine": {"base": ANY, "client": ANY, "compute": ANY},
 }

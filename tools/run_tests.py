@@ -211,6 +211,12 @@ def long_torn_reads(run: Run) -> None:
         run.check("build/dev/tests/torn_reads_test", f"--mode={mode}", "--reads=50000000", "--seed=1000001")
 
 
+def killed_saves(run: Run) -> None:
+    """Another seed than that of `make test`, and five times as many saves that are killed."""
+    run.command(*setup("build:dev"))
+    run.check("build/dev/tests/checkpoint_kill_test", "--points=1000", "--seed=1000001")
+
+
 def sanitized(preset: str, label: str | None) -> Callable[[Run], None]:
     def run_sanitized(run: Run) -> None:
         prefix = without_address_randomisation()
@@ -276,6 +282,7 @@ SUITES = (
     Suite("faults-soak", 12, long_faults, "fault tests at full size and length", ("package",), soak=True),
     Suite("torn-soak", 8, long_torn_reads, "one-sided reads under a writer, lines in any order", exists="tests/torn",
           soak=True),
+    Suite("kill-soak", 3, killed_saves, "checkpoints whose saves are killed", exists="tests/crash", soak=True),
     Suite("isolated", 5, isolated_install, "pip install . in a clean virtual environment", soak=True),
 )
 

@@ -24,6 +24,8 @@ from collections.abc import Sequence
 
 from paramwire._core import (
     BackpressureError,
+    Checkpoint,
+    CheckpointProgress,
     Client,
     CorruptError,
     DeadlineError,
@@ -58,6 +60,8 @@ from paramwire.telemetry import Trace, prometheus_text
 __all__ = [
     "BackpressureError",
     "BlockInfo",
+    "Checkpoint",
+    "CheckpointProgress",
     "Client",
     "CorruptError",
     "DeadlineError",
@@ -138,6 +142,7 @@ class Server(_Server):
         verbs: str = "auto",
         verbs_gid_index: int | None = None,
         delta_limit: int = 1 << 30,
+        epoch_after: int = 0,
     ) -> None:
         """Listen and serve, in a thread of its own, until `close()`.
 
@@ -164,6 +169,8 @@ class Server(_Server):
         verbs_gid_index:   of that port's GID table; by default chosen for each client by its address
         delta_limit:       bytes of deltas kept for mirrors that hold older versions; none is made before a mirror asks.
                            0: never
+        epoch_after:       the epoch is above this one: that of the checkpoint which the server is to hold, so that its
+                           versions are above those that readers may have seen
         errors:            InvalidError for options that can't be meant; UnavailableError with the system's reason;
                            NotFoundError and DeniedError for the key's file
         """
@@ -192,6 +199,7 @@ class Server(_Server):
             verbs=verbs,
             verbs_gid_index=verbs_gid_index,
             delta_limit=delta_limit,
+            epoch_after=epoch_after,
         )
 
 

@@ -230,6 +230,7 @@ class Server:
         verbs: str = "auto",
         verbs_gid_index: int | None = None,
         delta_limit: int = ...,
+        epoch_after: int = 0,
     ) -> None: ...
     @property
     def address(self) -> str:
@@ -348,6 +349,24 @@ class Publish:
     def put_all(self, arrays: Mapping[str, Any], *, codec: str | None = None) -> None:
         """Store several tensors. Arrays that are the same memory (start, dtype, shape, strides) are tied: stored
         once, the later names become aliases of the first."""
+
+    def put_checkpoint(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        replaces: Snapshot | None = None,
+        workers: int = 2,
+        memory_limit: int | None = None,
+        progress: CheckpointProgress | None = None,
+    ) -> None:
+        """Store every block and alias of a checkpoint.
+
+        replaces:      snapshot of what is published, the base of this publish: its tensors that the checkpoint lacks,
+                       or has cut otherwise, are removed. None: nothing is published yet
+        workers, memory_limit, progress: as for checkpoint.restore
+        errors:        StaleError when the version of this publish is not above the checkpoint's; CorruptError naming
+                       file, block and extent; DeadlineError after progress.stop(); as put
+        """
 
     def alias(self, name: str, target: str) -> None:
         """Make `name` another name of the tensor `target`. A later put of `name` undoes it."""
@@ -570,7 +589,7 @@ class Mirror:
         errors:  as the constructor; after one the mirror is what it was
         """
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+    def __getitem__(self, name: str) -> NDArray[Any]:
         """A tensor of the present version: read-only, and unchanged by later updates.  errors: NotFoundError."""
 
     def tensor_version(self, name: str) -> Version:
@@ -583,8 +602,8 @@ class Mirror:
     def version(self) -> Version: ...
     def stats(self) -> dict[str, int]:
         """"updates"; "kept_bytes" of blocks that had not changed; "deltas", "delta_bytes" that they took, in place of
-        "replaced_bytes" as the blocks are stored, and "saved_bytes" between the two; "refused" deltas, which did not fit;
-        "fetched" blocks and "fetched_bytes" as they are stored."""
+        "replaced_bytes" as the blocks are stored, and "saved_bytes" between the two; "refused" deltas, which did not
+        fit; "fetched" blocks and "fetched_bytes" as they are stored."""
 
 @final
 class Registration:
@@ -810,6 +829,138 @@ class Labelled:
 
 # ---------------------------------------------------------------- compute
 
+# ---------------------------------------------------------------- checkpoints
+
+@final
+class CheckpointProgress:
+    """How far a save, restore or verification is, and a way to stop it. Any thread."""
+
+    def __init__(self) -> None: ...
+    @property
+    def blocks(self) -> int:
+        """To be done in all."""
+
+    @property
+    def blocks_done(self) -> int: ...
+    @property
+    def bytes(self) -> int:
+        """To be done in all: raw bytes of blocks; of a verification, bytes of files."""
+
+    @property
+    def bytes_done(self) -> int: ...
+    def stop(self, after: float = 0.0) -> None:
+        """Let the work end within `after` seconds: it is done by then, or gives DeadlineError before its next block."""
+
+@final
+class Checkpoint:
+    """One checkpoint of a directory, open for reading; while it is, no save removes a file there. Any thread.
+
+    A context manager. Blocks are read with pread and verified; nothing that fails its checks is handed out.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, version: Version | tuple[int, int] | None = None
+    ) -> None:
+        """version:  by default the newest whose manifest is whole; `notes` says which newer ones are not
+
+        errors:   NotFoundError when there is none, or not that one; CorruptError when its manifest is damaged
+        """
+
+    @property
+    def version(self) -> Version: ...
+    @property
+    def created_us(self) -> int:
+        """Microseconds since 1970, by the clock of who saved it; 0: not known."""
+
+    @property
+    def chain(self) -> int:
+        """Saves since the last full one; 0: this is one."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Newer checkpoints that could not be opened, with the reason."""
+
+    def tensors(self) -> list[TensorInfo]:
+        """All tensors, by name, aliases included."""
+
+    def blocks(self, name: str) -> list[tuple[int, int, int, int]]:
+        """(id, first row, end row, bytes) of each block of a tensor, in the order of its rows.
+
+        errors:  NotFoundError
+        """
+
+    def read(self, name: str, *, out: Any = None, workers: int = 2, memory_limit: int | None = None) -> Any:
+        """One tensor as an array, or into `out` as Snapshot.fetch takes it.
+
+        errors:  NotFoundError; InvalidError for an `out` that does not fit; CorruptError naming file, block and extent
+        """
+
+    def read_block(self, id: int) -> NDArray[np.uint8]:
+        """The raw bytes of one block.  errors: NotFoundError, CorruptError."""
+
+    def read_all(
+        self, *, workers: int = 2, memory_limit: int | None = None, progress: CheckpointProgress | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Every tensor as an array, by name; as checkpoint.restore_arrays."""
+
+    def close(self) -> None:
+        """Again is fine."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+def save_snapshot(
+    directory: str | os.PathLike[str],
+    snapshot: Snapshot,
+    *,
+    workers: int,
+    full_every: int,
+    keep: int,
+    codec: str,
+    delta: bool,
+    verify: bool,
+    memory_limit: int | None,
+    created_us: int,
+    timeout: float | None,
+    progress: CheckpointProgress | None,
+) -> dict[str, Any]:
+    """checkpoint.save of a snapshot: the fields of checkpoint.Saved."""
+
+def save_arrays(
+    directory: str | os.PathLike[str],
+    arrays: Mapping[str, Any],
+    *,
+    version: Version | tuple[int, int],
+    dtypes: Mapping[str, Any],
+    block_bytes: int,
+    workers: int,
+    full_every: int,
+    keep: int,
+    codec: str,
+    delta: bool,
+    verify: bool,
+    memory_limit: int | None,
+    created_us: int,
+    progress: CheckpointProgress | None,
+) -> dict[str, Any]:
+    """checkpoint.save of arrays: the fields of checkpoint.Saved."""
+
+def list_checkpoints(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The fields of checkpoint.Summary, newest first."""
+
+def verify_checkpoints(
+    directory: str | os.PathLike[str],
+    *,
+    version: Version | tuple[int, int] | None,
+    decode: bool,
+    workers: int,
+    memory_limit: int | None,
+    progress: CheckpointProgress | None,
+) -> dict[str, Any]:
+    """The fields of checkpoint.Verified, problems as dictionaries."""
+
 @final
 class Graph:
     """A checked list of operations with named parameters. Each makes a value, float32 [tokens, width], named by the
@@ -1003,8 +1154,8 @@ class Encoded:
 def encode(array: Any, codec: str, /, *, dtype: DTypeLike | None = None, threads: int = 1) -> Encoded:
     """Encode an array of any library, as Publish.put takes them; the GIL is released.
 
-    codec:   "raw", "planes", "lz4", "fp16", "bf16", or a cast with a codec: "bf16+planes". Casts apply to float32 and leave
-             other types as they are
+    codec:   "raw", "planes", "lz4", "fp16", "bf16", or a cast with a codec: "bf16+planes". Casts apply to float32 and
+             leave other types as they are
     dtype:   label of the array's bytes where numpy has no type for it: "bf16" for a uint16 array
     errors:  InvalidError: an unknown codec; TypeError: no array
     """

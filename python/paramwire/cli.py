@@ -39,6 +39,10 @@ COMMANDS = {
     "doctor": "paramwire.cli_doctor:doctor",
     "generate": "paramwire.cli_generate:generate",
     "demo": "paramwire.cli_demo:demo",
+    "checkpoint save": "paramwire.cli_checkpoint:save",
+    "checkpoint restore": "paramwire.cli_checkpoint:restore",
+    "checkpoint verify": "paramwire.cli_checkpoint:verify",
+    "checkpoint ls": "paramwire.cli_checkpoint:list_checkpoints",
     "key new": "paramwire.cli_key:new",
     "key show-id": "paramwire.cli_key:show_id",
     "softroce run": "paramwire.cli_softroce:run",
@@ -51,6 +55,7 @@ COMMANDS = {
     "bench incast": "paramwire.cli_bench_incast:bench_incast",
     "bench mixed": "paramwire.cli_bench_mixed:bench_mixed",
     "bench report": "paramwire.cli_bench_report:bench_report",
+    "bench ready": "paramwire.cli_bench_ready:bench_ready",
     "bench generate": "paramwire.cli_bench_model:bench_generate",
     "bench memory": "paramwire.cli_bench_model:bench_memory",
 }
@@ -65,7 +70,10 @@ def add_codec(parser: argparse.ArgumentParser) -> None:
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="safetensors or GGUF file; several make one model")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("models", nargs="*", default=[], metavar="MODEL",
+                        help="safetensors file or index, or GGUF file; several make one model")  # fmt: skip
+    source.add_argument("--checkpoint", metavar="DIR", help="serve the newest checkpoint of this directory instead")
     parser.add_argument(
         "--listen", action="append", metavar="ADDR", help="tcp://HOST:PORT or unix:PATH; may be repeated"
     )
@@ -113,6 +121,42 @@ def add_blocks(name: str, parser: argparse.ArgumentParser) -> None:
     add_transport(parser)
     add_key(parser)
     parser.add_argument("--timeout", type=seconds, default=30.0, metavar="S", help="deadline of each call (default 30)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def add_checkpoint(name: str, parser: argparse.ArgumentParser) -> None:
+    from paramwire.cli_checkpoint import version_of
+
+    parser.add_argument("directory", metavar="DIR", help="directory of checkpoints")
+    if name == "checkpoint save":
+        parser.add_argument("--from", dest="address", required=True, metavar="ADDR", help=ADDRESS)
+        parser.add_argument("--full-every", type=positive, default=8, metavar="N",
+                            help="every N-th is full, those between hold what changed (default 8)")  # fmt: skip
+        parser.add_argument(
+            "--keep", type=positive, default=0, metavar="K", help="remove all but the newest K (default: all stay)"
+        )
+        parser.add_argument("--codec", choices=("planes", "lz4", "raw"), default="planes", help="none loses a bit")
+        parser.add_argument("--no-delta", action="store_true", help="write what changed in full")
+        parser.add_argument("--verify", action="store_true", help="decode each record before it is written")
+        parser.add_argument("--drain", type=seconds, default=20.0, metavar="S",
+                            help="on SIGTERM, finish within this time, or leave what is sealed to the next save "
+                                 "(default 20)")  # fmt: skip
+        add_transport(parser)
+    if name == "checkpoint restore":
+        target = parser.add_mutually_exclusive_group(required=True)
+        target.add_argument("--to", metavar="ADDR", help="publish on this server, as one version: " + ADDRESS)
+        target.add_argument("--safetensors", metavar="FILE", help="write a safetensors file")
+    if name == "checkpoint verify":
+        parser.add_argument("--decode", action="store_true", help="also decode every block, and check what comes out")
+    if name in ("checkpoint save", "checkpoint restore"):
+        add_key(parser)
+        parser.add_argument(
+            "--timeout", type=seconds, default=30.0, metavar="S", help="deadline of each call (default 30)"
+        )
+    if name != "checkpoint ls":
+        parser.add_argument("--version", type=version_of, metavar="E.C", help="this version (default: the newest)")
+        parser.add_argument("--workers", type=positive, default=2, metavar="N", help="threads (default 2)")
+        parser.add_argument("--memory-limit", type=byte_size, metavar="SIZE", help="of block buffers (default 4GiB)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
@@ -215,6 +259,18 @@ def add_bench_codec(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
+def add_bench_ready(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rates", type=link_rates, default=[1e9, 10e9], metavar="LIST",
+                        help="of the link, in Gb/s (default 1,10)")  # fmt: skip
+    parser.add_argument("--codecs", type=words, default=["bf16+planes"], metavar="LIST",
+                        help="beside bf16 stored raw (default bf16+planes)")  # fmt: skip
+    parser.add_argument("--model", choices=("minilm", "craft"), default="minilm", help="whose weights (default minilm)")
+    parser.add_argument("--transport", choices=("udp", "tcp"), default="udp",
+                        help="tcp is encrypted between hosts, udp is not (default udp)")  # fmt: skip
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="of each figure (default 7)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
 def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="safetensors or GGUF file")
     parser.add_argument("--link-speed", type=link_speed, metavar="SPEED",
@@ -224,6 +280,17 @@ def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", type=byte_size, default=256 << 20, metavar="SIZE",
                         help="measure tensors of about this many bytes, spread over the file (default 256MiB)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def link_rates(text: str) -> list[float]:
+    """Of "1,10". returns: bits a second"""
+    try:
+        rates = [float(rate) * 1e9 for rate in text.split(",")]
+    except ValueError:
+        rates = [0.0]
+    if not all(1e6 <= rate <= 400e9 for rate in rates):
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers of Gb/s between commas, from 0.001 to 400")
+    return rates
 
 
 def words(text: str) -> list[str]:
@@ -260,6 +327,17 @@ def make_parser() -> argparse.ArgumentParser:
     add_doctor(command("doctor", "say what works on this machine, why the rest does not, and what to type next"))
     add_generate(command("generate", "compute text with a model whose parameters stay on a server"))
     add_demo(command("demo", "the main job: serve a real model, compute with a quarter of its parameters in memory"))
+    kept = command("checkpoint", "save what a server holds into a directory, bring it back, and look after it")
+    acts = kept.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    for name, about in (
+        ("save", "save a server's newest version: whole or not at all, as a delta where that is smaller"),
+        ("restore", "publish a checkpoint on a server, or write it as a safetensors file"),
+        ("verify", "read everything and find every bit that changed; status 1 if any did"),
+        ("ls", "list the checkpoints of a directory, newest first"),
+    ):
+        made = acts.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
+        made.set_defaults(run=COMMANDS["checkpoint " + name])
+        add_checkpoint("checkpoint " + name, made)
     key = command("key", "make a cluster key, or tell which one a file holds")
     actions = key.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     for name, about in (
@@ -289,6 +367,7 @@ def make_parser() -> argparse.ArgumentParser:
     kinds = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="BENCHMARK", required=True)
     for name, about in (
         ("codec", "codecs and casts on real weights, beside memcpy and ZipNN"),
+        ("ready", "time until weights are there, decoded, over a link of 1 and 10 Gb/s, by codec"),
         ("fetch", "fetches and views over each transport, beside memcpy, plain TCP and plain UDP"),
         ("latency", "round trips of small blocks: percentiles and histograms, each way of waiting"),
         ("incast", "one client that fetches from many servers at once, beside one server"),
@@ -299,8 +378,8 @@ def make_parser() -> argparse.ArgumentParser:
     ):
         made = kinds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
         made.set_defaults(run=COMMANDS["bench " + name])
-        if name == "codec":
-            add_bench_codec(made)
+        if name in ("codec", "ready"):
+            (add_bench_codec if name == "codec" else add_bench_ready)(made)
             continue
         add = add_bench if name in ("generate", "memory") else add_harness
         add("bench " + name, made)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 import paramwire
 from paramwire import huggingface
@@ -35,6 +35,9 @@ DESCRIPTION_BYTES_MAX = 256 << 20
 # and equal by chance; embeddings and heads are far larger.
 TIED_BYTES_MIN = 64 << 10
 
+# Tensors above this are read and published in pieces of it: what is in memory of a file at once.
+PIECE_BYTES = 64 << 20
+
 FLOATS = ("f16", "bf16", "f32", "f64")
 
 
@@ -46,6 +49,8 @@ class FileTensor:
     dtype: str | None  # its label; None: quantised, float32 when read
     shape: tuple[int, ...]
     read: Callable[[str], ModelTensor]  # as "bf16", "f32" or "keep"
+    # The same of rows [begin, end), so that a large tensor need not be in memory whole; None: the file can't.
+    read_rows: Callable[[str, int, int], ModelTensor] | None = None
 
     def size_bytes(self, dtype: str) -> int:
         """Bytes once it is read as `dtype`."""
@@ -91,7 +96,10 @@ def open_model(paths: Sequence[Path]) -> Iterator[Model]:
     with contextlib.ExitStack() as stack:
         for path in paths:
             try:
-                found = open_gguf(path) if is_gguf(path) else open_safetensors(path, stack)
+                if path.name.endswith(".index.json"):
+                    found = open_index(path, stack)
+                else:
+                    found = open_gguf(path) if is_gguf(path) else open_safetensors(path, stack)
             except (ModelFileError, OSError) as error:
                 raise CliError(str(error)) from error
             for tensor in found.tensors:
@@ -147,31 +155,69 @@ def open_gguf(path: Path) -> Model:
     return model
 
 
+def file_tensors(file: SafetensorsFile) -> list[FileTensor]:
+    def whole(name: str) -> Callable[[str], ModelTensor]:
+        return lambda dtype: served(file.tensor(name), dtype)
+
+    def rows(name: str) -> Callable[[str, int, int], ModelTensor]:
+        return lambda dtype, begin, end: served(file.rows(name, begin, end), dtype)
+
+    return [FileTensor(name, entry.dtype, entry.shape, whole(name), rows(name)) for name, entry in file.entries.items()]
+
+
+def served(tensor: ModelTensor, dtype: str) -> ModelTensor:
+    array, label = as_served(tensor.data, tensor.dtype, dtype)
+    return ModelTensor(tensor.name, label, tensor.shape, array)
+
+
 def open_safetensors(path: Path, stack: contextlib.ExitStack) -> Model:
-    file = stack.enter_context(SafetensorsFile(path))
+    return described(path.parent, file_tensors(stack.enter_context(SafetensorsFile(path))))
 
-    def reader(name: str) -> Callable[[str], ModelTensor]:
-        def read(dtype: str) -> ModelTensor:
-            tensor = file.tensor(name)
-            array, label = as_served(tensor.data, tensor.dtype, dtype)
-            return ModelTensor(name, label, tensor.shape, array)
 
-        return read
+def open_index(path: Path, stack: contextlib.ExitStack) -> Model:
+    """A model in several safetensors files, by their index (Hugging Face's model.safetensors.index.json): every tensor
+    must be in the file that the index says, and nowhere else.
 
-    model = Model([FileTensor(name, entry.dtype, entry.shape, reader(name)) for name, entry in file.entries.items()])
-    config = path.parent / "config.json"
+    errors: ModelFileError naming index, file and tensor
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelFileError(f"{path}: the index is not JSON: {error}") from error
+    homes = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(homes, dict) or not homes or not all(isinstance(home, str) for home in homes.values()):
+        raise ModelFileError(f'{path}: "weight_map" is no object of file names')
+    tensors: list[FileTensor] = []
+    for home in sorted(set(homes.values())):
+        if Path(home).name != home or home in (".", ".."):
+            raise ModelFileError(f"{path}: file {home!r} does not lie beside the index")
+        found = file_tensors(stack.enter_context(SafetensorsFile(path.parent / home)))
+        for tensor in found:
+            if homes.get(tensor.name) != home:
+                where = f"in {homes[tensor.name]}" if tensor.name in homes else "nowhere"
+                raise ModelFileError(f"{path.parent / home}: tensor {tensor.name!r} is {where} by {path.name}")
+        missing = {name for name, where in homes.items() if where == home} - {tensor.name for tensor in found}
+        if missing:
+            raise ModelFileError(f"{path.parent / home}: {path.name} says that tensor {min(missing)!r} is here")
+        tensors += found
+    return described(path.parent, tensors)
+
+
+def described(folder: Path, tensors: list[FileTensor]) -> Model:
+    """The tensors as a model, with what the config.json beside them says of it."""
+    model = Model(tensors)
+    config = folder / "config.json"
     if not config.is_file():
         model.notes.append(f"served without a description for `generate`: {config} is not there")
         return model
     try:
+        names = {tensor.name for tensor in tensors}
         model.description = {
-            "name": path.parent.name,
+            "name": folder.name,
             "naming": "hf",
-            "config": huggingface.llama_config(
-                config, attention_bias="model.layers.0.self_attn.q_proj.bias" in file.entries
-            ),
+            "config": huggingface.llama_config(config, attention_bias="model.layers.0.self_attn.q_proj.bias" in names),
         }
-        model.tokenizer = huggingface.tokenizer_metadata(path.parent)
+        model.tokenizer = huggingface.tokenizer_metadata(folder)
     except ModelFileError as error:
         model.description = None
         model.notes.append(f"served without a description for `generate`: {error}")
@@ -179,13 +225,18 @@ def open_safetensors(path: Path, stack: contextlib.ExitStack) -> Model:
 
 
 def publish_model(publish: paramwire.Publish, model: Model, dtype: str, block_bytes: int, progress: Progress) -> int:
-    """Puts every tensor, one in memory at a time, and the description. returns: bytes put, equal tensors once"""
+    """Puts every tensor, one in memory at a time or a piece of it, and the description. returns: bytes put, equal
+    tensors once
+    """
     for note in model.notes:
         notes().print(note)
     task = progress.add_task("publishing", total=sum(tensor.size_bytes(dtype) for tensor in model.tensors))
     seen: dict[tuple[str, tuple[int, ...], int], FileTensor] = {}
     done = 0
     for tensor in model.tensors:
+        if tensor.read_rows is not None and tensor.shape and tensor.size_bytes(dtype) > PIECE_BYTES:
+            done += publish_pieces(publish, tensor, dtype, block_bytes, seen, progress, task)
+            continue
         data = tensor.read(dtype)
         twin = find_twin(seen, tensor, data, dtype)
         if twin is not None:
@@ -202,18 +253,65 @@ def publish_model(publish: paramwire.Publish, model: Model, dtype: str, block_by
     return done
 
 
+def publish_pieces(
+    publish: paramwire.Publish,
+    tensor: FileTensor,
+    dtype: str,
+    block_bytes: int,
+    seen: dict[tuple[str, tuple[int, ...], int], FileTensor],
+    progress: Progress,
+    task: TaskID,
+) -> int:
+    """Puts a large tensor in its blocks, PIECE_BYTES of it in memory. returns: bytes put, 0 when an earlier tensor has
+    the same ones
+    """
+    with contextlib.suppress(paramwire.NotFoundError):
+        publish.remove(tensor.name)  # what it was cut in before
+    row_bytes = tensor.size_bytes(dtype) // tensor.shape[0]
+    step = max(1, block_bytes // row_bytes)
+    crc = 0
+    for begin, piece in pieces(tensor, dtype, step * max(1, PIECE_BYTES // (step * row_bytes))):
+        crc = paramwire.crc64(flat_bytes(piece).data, before=crc)
+        for first in range(0, piece.shape[0], step):
+            part = piece.data[first : first + step]
+            rows = (begin + first, begin + first + part.shape[0])
+            publish.put(tensor.name, part, dtype=piece.dtype, rows=rows, shape=tensor.shape)
+        progress.advance(task, piece.data.nbytes)
+        label = piece.dtype
+    twin = seen.setdefault((label, tensor.shape, crc), tensor)
+    if twin is tensor:
+        return tensor.size_bytes(dtype)
+    rows_at_once = max(1, PIECE_BYTES // row_bytes)
+    pairs = zip(pieces(tensor, dtype, rows_at_once), pieces(twin, dtype, rows_at_once), strict=True)
+    if not all(np.array_equal(flat_bytes(one), flat_bytes(other)) for (_, one), (_, other) in pairs):
+        return tensor.size_bytes(dtype)
+    publish.remove(tensor.name)
+    publish.alias(tensor.name, twin.name)
+    return 0
+
+
+def pieces(tensor: FileTensor, dtype: str, rows: int) -> Iterator[tuple[int, ModelTensor]]:
+    """The tensor in pieces of `rows`, each with its first row."""
+    assert tensor.read_rows is not None
+    for begin in range(0, tensor.shape[0], rows):
+        yield begin, tensor.read_rows(dtype, begin, min(begin + rows, tensor.shape[0]))
+
+
+def flat_bytes(tensor: ModelTensor) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8)
+
+
 def find_twin(
     seen: dict[tuple[str, tuple[int, ...], int], FileTensor], tensor: FileTensor, data: ModelTensor, dtype: str
 ) -> FileTensor | None:
     """An earlier tensor with the very same bytes, if any: tied weights that a file holds twice are stored once."""
     if data.data.nbytes < TIED_BYTES_MIN:
         return None
-    flat = np.ascontiguousarray(data.data).reshape(-1).view(np.uint8)
+    flat = flat_bytes(data)
     twin = seen.setdefault((data.dtype, data.shape, paramwire.crc64(flat.data)), tensor)
     if twin is tensor:
         return None
-    other = np.ascontiguousarray(twin.read(dtype).data).reshape(-1).view(np.uint8)
-    return twin if np.array_equal(flat, other) else None
+    return twin if np.array_equal(flat, flat_bytes(twin.read(dtype))) else None
 
 
 def plain(value: Any) -> Any:

@@ -16,8 +16,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import paramwire
-from paramwire.cli_common import CliError, bytes_progress, console, facts, in_bytes, json_line, key_file
-from paramwire.cli_model import open_model, publish_model
+from paramwire.cli_common import CliError, bytes_progress, console, facts, in_bytes, json_line, key_file, notes
+from paramwire.cli_model import Model, open_model, publish_model
 
 if TYPE_CHECKING:
     from paramwire.metrics_server import MetricsServer
@@ -67,7 +67,7 @@ def serve(options: argparse.Namespace) -> int:
     metrics: MetricsServer | None = None
     with contextlib.suppress(Stop), stop_signals() as wake:
         try:
-            with open_model([Path(name) for name in options.models]) as model:
+            with open_source(options) as source:
                 server = paramwire.Server(
                     options.listen,
                     state=options.state,
@@ -76,11 +76,12 @@ def serve(options: argparse.Namespace) -> int:
                     trace=trace,
                     key=key_file(options),
                     verbs=options.verbs,
+                    epoch_after=source.version.epoch if isinstance(source, paramwire.Checkpoint) else 0,
                 )
                 metrics = open_metrics(server, options.metrics)
                 begin = time.perf_counter()
-                with bytes_progress(not options.quiet) as progress, server.publish(codec=options.codec) as publish:
-                    nbytes = publish_model(publish, model, options.dtype, options.block_bytes, progress)
+                with server.publish(codec=options.codec) as publish:
+                    nbytes = publish_source(publish, source, options)
                     stored = publish.stored_bytes
                     version = publish.finish()
             say(options, server, metrics, version, (nbytes, stored), time.perf_counter() - begin)
@@ -93,6 +94,29 @@ def serve(options: argparse.Namespace) -> int:
             if trace is not None:
                 trace.write(options.trace)
     return 0
+
+
+def open_source(options: argparse.Namespace) -> contextlib.AbstractContextManager[Model | paramwire.Checkpoint]:
+    """What is to be served. errors: CliError for an option that does not go with it"""
+    if options.checkpoint is None:
+        return open_model([Path(name) for name in options.models])
+    if options.dtype != "keep":
+        raise CliError("--dtype is for model files: a checkpoint is served as it was saved")
+    found = paramwire.Checkpoint(options.checkpoint)
+    for note in found.notes:
+        notes().print(f"paramwire: {note}: an older checkpoint is served")
+    return found
+
+
+def publish_source(
+    publish: paramwire.Publish, source: Model | paramwire.Checkpoint, options: argparse.Namespace
+) -> int:
+    """returns: bytes published"""
+    if not isinstance(source, paramwire.Checkpoint):
+        with bytes_progress(not options.quiet) as progress:
+            return publish_model(publish, source, options.dtype, options.block_bytes, progress)
+    publish.put_checkpoint(source)
+    return sum(tensor.nbytes for tensor in source.tensors() if tensor.alias_of is None)
 
 
 def open_metrics(server: paramwire.Server, where: str | None) -> MetricsServer | None:
@@ -138,7 +162,7 @@ def say(
             pairs.append(("stored", f"{in_bytes(stored)} as {options.codec}, {stored / nbytes:.3f} of it"))
         pairs += [("address", endpoint) for endpoint in server.endpoints]
         pairs += [("metrics", metrics.url)] if metrics is not None else []
-        names = ", ".join(Path(name).name for name in options.models)
+        names = ", ".join(Path(name).name for name in options.models or [options.checkpoint])
         console().print(facts(f"serving {names}", pairs))
         console().print("Ctrl-C or SIGTERM stops it.")
         sys.stdout.flush()

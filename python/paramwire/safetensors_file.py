@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +24,7 @@ import numpy.typing as npt
 
 from paramwire.model_file import DTYPE_BITS, ModelFileError, ModelTensor, label_of, storage_dtype, view_as
 
-__all__ = ["SafetensorsFile", "TensorEntry", "write_safetensors"]
+__all__ = ["SafetensorsFile", "SafetensorsWriter", "TensorEntry", "write_safetensors"]
 
 # The format's names for our labels.
 _LABEL_OF = {
@@ -35,6 +37,9 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 _METADATA = "__metadata__"
 # One read or write: the kernel moves at most 0x7ffff000 bytes in a call (read(2)); less keeps signals answered.
 _PIECE_BYTES = 64 * 1024 * 1024
+# Largest header that the format's own library reads (MAX_HEADER_SIZE of safetensors/src/tensor.rs), about a million
+# tensors. Ours reads longer ones, which the file bounds.
+HEADER_BYTES_MAX = 100_000_000
 # Elements and bytes are counted in 64 bits everywhere else; a product beyond is a broken file, not a big one.
 _MOST_BYTES = 2**63 - 1
 
@@ -111,6 +116,17 @@ class SafetensorsFile:
             # reshape(-1): a scalar has no axis that could be seen as bytes.
             self._read_into(out.reshape(-1).view(np.uint8).data, entry.offset, f"tensor {name!r}")
         return ModelTensor(name, entry.dtype, entry.shape, view_as(out, entry.dtype))
+
+    def rows(self, name: str, begin: int, end: int) -> ModelTensor:
+        """Read rows [begin, end) of a tensor with axes, and no more. errors: as tensor; IndexError outside of it"""
+        entry = self.entries[name]
+        if not entry.shape or not 0 <= begin <= end <= entry.shape[0]:
+            raise IndexError(f"{self.path}: tensor {name!r} {entry.shape} has no rows {begin} to {end}")
+        out: npt.NDArray[Any] = np.empty((end - begin, *entry.shape[1:]), storage_dtype(entry.dtype))
+        if out.nbytes:
+            offset = entry.offset + begin * (entry.size_bytes // entry.shape[0])
+            self._read_into(out.reshape(-1).view(np.uint8).data, offset, f"tensor {name!r}")
+        return ModelTensor(name, entry.dtype, out.shape, view_as(out, entry.dtype))
 
     def tensors(self) -> Iterator[ModelTensor]:
         """Every tensor in the order of the file, each read when it is asked for."""
@@ -269,6 +285,119 @@ def _little_endian(label: str, array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]
     return flat.view(np.uint8) if flat.size else np.empty(0, np.uint8)
 
 
+class SafetensorsWriter:
+    """A safetensors file in the making, whose tensors are written piece by piece, in any order and from any thread.
+
+    `names` are in the order of the file. Leaving the context without an exception makes `path` the new file, whole and
+    durable; any other end leaves `path` as it was.
+
+    layout:   label and shape of each tensor by name
+    metadata: strings, written as `__metadata__`
+    header_bytes_max: a longer header is refused
+    errors:   ModelFileError naming the tensor whose dtype or name can't be written, the header that is too long, or
+              (when leaving) a tensor of which bytes are missing; OSError from the file system
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        layout: Mapping[str, tuple[str, tuple[int, ...]]],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        header_bytes_max: int | None = None,
+    ) -> None:
+        self.path = Path(path)
+        header: dict[str, Any] = {}
+        if metadata:
+            for key, text in metadata.items():
+                if not isinstance(key, str) or not isinstance(text, str):
+                    raise ModelFileError(f"metadata {key!r} is {text!r}, expected a string")
+            header[_METADATA] = dict(metadata)
+        for name, (label, _) in layout.items():
+            if name == _METADATA:
+                raise ModelFileError(f"tensor name {name!r} is reserved for text")
+            if label not in _NAME_OF:
+                raise ModelFileError(
+                    f"tensor {name!r}: dtype {label} has no name in safetensors; known: {', '.join(_NAME_OF)}"
+                )
+        # Widest elements first, so that each tensor is aligned to its element; then by name, so that the bytes depend
+        # on nothing but the content. The reference writer does the same.
+        self.names = sorted(layout, key=lambda name: (-DTYPE_BITS[layout[name][0]], name))
+        self._places: dict[str, tuple[int, int]] = {}
+        at = 0
+        for name in self.names:
+            label, shape = layout[name]
+            size = math.prod(shape) * DTYPE_BITS[label] // 8
+            header[name] = {"dtype": _NAME_OF[label], "shape": list(shape), "data_offsets": [at, at + size]}
+            self._places[name] = (at, size)
+            at += size
+        try:
+            encoded = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        except UnicodeEncodeError as error:
+            raise ModelFileError(f"a name or metadata has half a surrogate pair: {error}") from None
+        encoded += b" " * (-len(encoded) % 8)
+        if header_bytes_max is not None and len(encoded) > header_bytes_max:
+            raise ModelFileError(
+                f"{self.path}: {len(layout)} tensors make a header of {len(encoded)} bytes, above {header_bytes_max}, "
+                "the most that the format's own library reads: write them into several files"
+            )
+        self._left = {name: size for name, (_, size) in self._places.items() if size}
+        self._lock = threading.Lock()
+        self._data_begin = 8 + len(encoded)
+        self._temporary = self.path.with_name(f".{self.path.name[:100]}.{secrets.token_hex(8)}.tmp")
+        self._file = self._temporary.open("xb", buffering=0)
+        try:
+            _write_all(self._file.fileno(), memoryview(len(encoded).to_bytes(8, "little") + encoded), 0)
+            os.ftruncate(self._file.fileno(), self._data_begin + at)
+        except BaseException:
+            self._drop()
+            raise
+
+    def write(self, name: str, begin: int, data: npt.NDArray[np.uint8]) -> None:
+        """Write bytes [begin, begin + len(data)) of a tensor, little-endian and row-major, each byte once."""
+        offset, size = self._places[name]
+        if begin < 0 or begin + data.nbytes > size:
+            raise ModelFileError(f"tensor {name!r} has {size} bytes, not {data.nbytes} more from byte {begin}")
+        if not data.nbytes:
+            return
+        _write_all(self._file.fileno(), data.data, self._data_begin + offset + begin)
+        with self._lock:
+            self._left[name] -= data.nbytes
+            if not self._left[name]:
+                del self._left[name]
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._drop()
+            return
+        try:
+            if self._left:
+                name, count = next(iter(self._left.items()))
+                raise ModelFileError(f"{self.path}: {count} bytes of tensor {name!r} were not written")
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._temporary, self.path)
+        except BaseException:
+            self._drop()
+            raise
+        # The new name is durable only when its folder is.
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _drop(self) -> None:
+        self._file.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._temporary.unlink()
+
+
 def write_safetensors(
     path: str | os.PathLike[str],
     tensors: Mapping[str, ModelTensor | npt.ArrayLike],
@@ -283,55 +412,13 @@ def write_safetensors(
     errors:   ModelFileError naming the tensor whose dtype or name can't be written; OSError from the file system
     """
     values = {name: _as_tensor(name, value) for name, value in tensors.items()}
-    header: dict[str, Any] = {}
-    if metadata:
-        for key, text in metadata.items():
-            if not isinstance(key, str) or not isinstance(text, str):
-                raise ModelFileError(f"metadata {key!r} is {text!r}, expected a string")
-        header[_METADATA] = dict(metadata)
-    # Widest elements first, so that each tensor is aligned to its element; then by name, so that the bytes depend on
-    # nothing but the content. The reference writer does the same.
-    order = sorted(values, key=lambda name: (-DTYPE_BITS[values[name][0]], name))
-    at = 0
-    for name in order:
-        label, array = values[name]
-        if name == _METADATA:
-            raise ModelFileError(f"tensor name {name!r} is reserved for text")
-        if label not in _NAME_OF:
-            raise ModelFileError(
-                f"tensor {name!r}: dtype {label} has no name in safetensors; known: {', '.join(_NAME_OF)}"
-            )
-        size = array.size * DTYPE_BITS[label] // 8
-        header[name] = {"dtype": _NAME_OF[label], "shape": list(array.shape), "data_offsets": [at, at + size]}
-        at += size
-    try:
-        encoded = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError as error:
-        raise ModelFileError(f"a name or metadata has half a surrogate pair: {error}") from None
-    encoded += b" " * (-len(encoded) % 8)
-
-    target = Path(path)
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb", buffering=0) as file:
-            _write_all(file.fileno(), memoryview(len(encoded).to_bytes(8, "little") + encoded))
-            for name in order:
-                _write_all(file.fileno(), _little_endian(*values[name]).data)
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
-    # The new name is durable only when its folder is.
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    layout = {name: (label, array.shape) for name, (label, array) in values.items()}
+    with SafetensorsWriter(path, layout, metadata=metadata) as writer:
+        for name in writer.names:
+            writer.write(name, 0, _little_endian(*values[name]))
 
 
-def _write_all(descriptor: int, data: memoryview) -> None:
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):
-        done += os.write(descriptor, data[done : done + _PIECE_BYTES])
+        done += os.pwrite(descriptor, data[done : done + _PIECE_BYTES], offset + done)

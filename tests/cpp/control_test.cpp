@@ -58,6 +58,15 @@ TEST_F(StateFile, EveryOpenGivesAHigherEpochAndNoPublishedVersion) {
   EXPECT_EQ(read(), "paramwire-state 1\nepoch 3\n");
 }
 
+TEST_F(StateFile, TheEpochIsAboveThatOfTheCheckpointTheServerIsRestoredFrom) {
+  EXPECT_EQ((*open_coordinator(spec(), 40))->epoch(), 41U);
+  EXPECT_EQ(read(), "paramwire-state 1\nepoch 41\n");
+  EXPECT_EQ((*open_coordinator(spec(), 7))->epoch(), 42U) << "never below its own";
+  const auto plain = open_coordinator("memory", 4000000000U);
+  EXPECT_EQ((*plain)->epoch(), 4000000001U);
+  EXPECT_EQ(open_coordinator("memory", 4294967295U).error().code(), Code::kInvalid);
+}
+
 TEST_F(StateFile, NothingButTheFileAndItsLockIsLeftBehind) {
   ASSERT_TRUE(open_coordinator(spec()).ok());
   std::vector<std::string> files;

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,10 +33,11 @@ class Coordinator {
 };
 
 // `spec`: "memory", or "memory:PATH" with a state file. Without a file the epoch is drawn from the clock in seconds since
-// 2020, so that restarts still grow; with one it is the stored epoch + 1, on disk before this returns.
+// 2020, so that restarts still grow; with one it is the stored epoch + 1, on disk before this returns. Either way it is above `epoch_after`: that of the
+// checkpoint that the server is restored from, whose versions its readers may have seen.
 // errors: kInvalid for an unknown spec or a malformed state file (naming it); kUnavailable with errno when the file can't be
 //         read or written.
-Result<std::unique_ptr<Coordinator>> open_coordinator(std::string_view spec);
+Result<std::unique_ptr<Coordinator>> open_coordinator(std::string_view spec, std::uint32_t epoch_after = 0);
 // One line for each, "etcd" included, which this build lacks: whether a server answers where etcd listens by default.
 std::vector<Availability> available_coordinators();
 

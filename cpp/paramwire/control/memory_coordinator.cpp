@@ -5,6 +5,7 @@
 #include "paramwire/control/coordinator.hpp"
 #include "paramwire/control/version_clock.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <ctime>
@@ -115,12 +116,13 @@ Status write_epoch(const std::string& path, std::uint32_t epoch) {
 
 }  // namespace
 
-Result<std::unique_ptr<Coordinator>> open_coordinator(std::string_view spec) {
+Result<std::unique_ptr<Coordinator>> open_coordinator(std::string_view spec, std::uint32_t epoch_after) {
+  if (epoch_after == 0xffffffffU) return Error(Code::kInvalid, cat("no epoch is above ", epoch_after, ", that of the checkpoint: epochs are used up"));
   if (spec == "memory") {
     constexpr std::time_t kStart = 1577836800;  // 2020-01-01; 32 bits of seconds last until 2156
     const std::time_t now = std::time(nullptr);
     const auto epoch = static_cast<std::uint32_t>(now > kStart ? now - kStart : 1);
-    return std::unique_ptr<Coordinator>(std::make_unique<MemoryCoordinator>(epoch, File()));
+    return std::unique_ptr<Coordinator>(std::make_unique<MemoryCoordinator>(std::max(epoch, epoch_after + 1), File()));
   }
   constexpr std::string_view kWithFile = "memory:";
   if (spec.starts_with(kWithFile) && spec.size() > kWithFile.size()) {
@@ -128,8 +130,9 @@ Result<std::unique_ptr<Coordinator>> open_coordinator(std::string_view spec) {
     PARAMWIRE_TRY(lock, lock_state(path));
     PARAMWIRE_TRY(stored, read_epoch(path));
     if (stored == 0xffffffffU) return Error(Code::kInvalid, cat("state file ", path, ": epochs are used up"));
-    PARAMWIRE_CHECK(write_epoch(path, stored + 1));
-    return std::unique_ptr<Coordinator>(std::make_unique<MemoryCoordinator>(stored + 1, std::move(lock)));
+    const std::uint32_t epoch = std::max(stored, epoch_after) + 1;
+    PARAMWIRE_CHECK(write_epoch(path, epoch));
+    return std::unique_ptr<Coordinator>(std::make_unique<MemoryCoordinator>(epoch, std::move(lock)));
   }
   return Error(Code::kInvalid, cat("unknown coordinator \"", spec, "\"; known: memory, memory:PATH"));
 }

@@ -169,7 +169,7 @@ Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
   handler_options.put_bytes_max = options.put_bytes_max;
 
   auto core = std::make_shared<ServerCore>();
-  PARAMWIRE_TRY(coordinator, open_coordinator(options.coordinator));
+  PARAMWIRE_TRY(coordinator, open_coordinator(options.coordinator, options.epoch_after));
   TierOptions tier_options = options.tier_options;
   PARAMWIRE_CHECK(open_verbs(options, *core, handler_options, tier_options));
   PARAMWIRE_TRY(tier, open_tier(options.tier, tier_options));

@@ -54,6 +54,7 @@ struct ServerOptions {
   std::string tier = "memory";
   TierOptions tier_options;
   std::string coordinator = "memory";
+  std::uint32_t epoch_after = 0;      // the server's epoch is above this one: of the checkpoint that it is restored from
   BlockStoreOptions store;            // incarnation and epoch are set by open()
   DeltaOptions deltas;                // between versions, for clients that hold older ones
   std::uint64_t put_bytes_max = std::uint64_t{1} << 40;
