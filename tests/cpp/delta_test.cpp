@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <sys/mman.h>
 
 namespace paramwire {
 namespace {
@@ -169,6 +170,40 @@ TEST(Delta, FiftyInARowAreBitIdentical) {
     }
     EXPECT_TRUE(held[k] == last[k]);
   }
+}
+
+// Zeros that take memory only where they are written.
+class Zeros {
+ public:
+  explicit Zeros(std::size_t size)
+      : size_(size), data_(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  ~Zeros() { ::munmap(data_, size_); }
+  Zeros(const Zeros&) = delete;
+  Zeros& operator=(const Zeros&) = delete;
+  bool mapped() const { return data_ != MAP_FAILED; }
+  std::span<std::byte> bytes() const { return {static_cast<std::byte*>(data_), size_}; }
+
+ private:
+  std::size_t size_;
+  void* data_;
+};
+
+TEST(Delta, BlocksBeyond4GiBHaveTheirChangesWhereTheyWere) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "eight passes over 4 GiB by atomic words take minutes";
+#endif
+  // Marks around the limits of 32-bit sizes, and at both ends.
+  constexpr std::size_t kGiB = std::size_t{1} << 30, kSize = 4 * kGiB + 3 * kPiece + 64;
+  constexpr std::size_t kMarks[] = {0, 2 * kGiB - 1, 2 * kGiB, 4 * kGiB - 1, 4 * kGiB, kSize - 1};
+  const Zeros base(kSize), next(kSize);
+  ASSERT_TRUE(base.mapped() && next.mapped());
+  for (std::size_t i = 0; i < std::size(kMarks); ++i) next.bytes()[kMarks[i]] = static_cast<std::byte>(i + 1);
+  const auto delta = encode_delta(DType::kU8, base.bytes(), {kBase}, next.bytes(), 2);
+  ASSERT_TRUE(delta.ok()) << delta.error().message();
+  EXPECT_LT(delta->size(), kDeltaHeaderBytes + 12 * (kSize / kPiece + 1) + 64 * std::size(kMarks));
+  const auto done = apply_delta(*delta, DType::kU8, base.bytes(), kBase, base.bytes(), 2);
+  ASSERT_TRUE(done.ok()) << done.error().message();
+  for (std::size_t i = 0; i < std::size(kMarks); ++i) EXPECT_EQ(base.bytes()[kMarks[i]], static_cast<std::byte>(i + 1)) << kMarks[i];
 }
 
 // ---------------------------------------------------------------- wrong bases
