@@ -197,7 +197,8 @@ class PyCheckpoint {
     const py::object type = python_type("TensorInfo");
     for (const auto& [name, tensor] : tensors_) {
       const py::object alias = tensor.alias_of.empty() ? py::object(py::none()) : py::object(text(tensor.alias_of));
-      out.append(type(text(name), text(dtype_name(tensor.dtype)), shape_tuple(tensor.shape), tensor.bytes, tensor.blocks.size(), version_object(tensor.version), alias));
+      out.append(type(text(name), text(dtype_name(tensor.dtype)), shape_tuple(tensor.shape), tensor.bytes, tensor.blocks.size(), version_object(tensor.version), alias, text(codec_name(CodecId::kRaw)),
+                      tensor.bytes));
     }
     return out;
   }
