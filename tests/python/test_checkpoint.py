@@ -135,7 +135,7 @@ def test_versions_of_a_server_never_go_back(tmp_path: Path, server):
 
 def test_a_damaged_block_is_never_handed_out(tmp_path: Path, server):
     arrays = model()
-    checkpoint.save(tmp_path / "d", arrays)
+    checkpoint.save(tmp_path / "d", arrays, workers=1)
     (data,) = (path for path in (tmp_path / "d").iterdir() if path.suffix == ".blocks")
     rng = random.Random(5)
     whole = data.read_bytes()
