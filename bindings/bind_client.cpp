@@ -76,8 +76,8 @@ py::object PyClient::fetch_many(py::handle names, py::handle timeout, py::handle
   return on_newest(*this, timeout, self, [&](PySnapshot& snapshot, const py::object& left) { return snapshot.fetch_many(names, left, allow_missing); });
 }
 
-std::unique_ptr<PyPublish> PyClient::publish(py::handle base, py::handle timeout, py::object self) {
-  const PublishOptions options = publish_options(base, timeout);
+std::unique_ptr<PyPublish> PyClient::publish(py::handle base, py::handle codec, py::handle threads, py::handle timeout, py::object self) {
+  const PublishOptions options = publish_options(base, codec, threads, timeout);
   using Opened = Result<std::shared_ptr<std::unique_ptr<Publisher>>>;  // a job's value must be copyable
   const auto opened = take(interruptible([core = core_, options]() -> Opened {
     PARAMWIRE_TRY(publisher, core->client->publish(options));
@@ -93,6 +93,8 @@ py::dict PyClient::stats() const {
       {"reads", stats.link.reads},
       {"bytes", stats.link.bytes},
       {"wire_bytes", stats.link.wire_bytes},
+      {"encoded_bytes", stats.encoded_bytes},
+      {"decoded_bytes", stats.decoded_bytes},
       {"blocks_verified", stats.link.blocks_verified},
       {"changed", stats.link.changed},
       {"corrupt", stats.link.corrupt},
@@ -209,8 +211,9 @@ void bind_client(py::module_& module) {
       .def(py::init([](const std::string& address, const std::string& transport, const std::optional<std::string>& small_transport,
                        std::int64_t small_bytes, bool strict, double timeout, double lease_ttl, bool verify, bool busy_poll, bool drop_view_pages,
                        std::shared_ptr<Trace> trace, const std::optional<std::filesystem::path>& key, const std::optional<std::string>& verbs_device,
-                       std::optional<std::uint32_t> verbs_gid_index) {
+                       std::optional<std::uint32_t> verbs_gid_index, std::optional<std::uint32_t> decode_threads) {
              ClientOptions options;
+             options.decode_threads = decode_threads;
              options.verbs_device = verbs_device.value_or("");
              options.verbs_gid_index = verbs_gid_index;
              options.transport = transport;
@@ -230,7 +233,7 @@ void bind_client(py::module_& module) {
            py::arg("address"), py::kw_only(), py::arg("transport") = "auto", py::arg("small_transport") = none,
            py::arg("small_bytes") = ClientOptions().small_bytes, py::arg("strict") = false, py::arg("timeout") = 30.0, py::arg("lease_ttl") = 10.0, py::arg("verify") = true,
            py::arg("busy_poll") = false, py::arg("drop_view_pages") = false, py::arg("trace") = none, py::arg("key") = none,
-           py::arg("verbs_device") = none, py::arg("verbs_gid_index") = none)
+           py::arg("verbs_device") = none, py::arg("verbs_gid_index") = none, py::arg("decode_threads") = none)
       .def_property_readonly("address", &PyClient::address)
       .def_property_readonly("transport", &PyClient::transport)
       .def_property_readonly("small_transport", &PyClient::small_transport)
@@ -253,8 +256,10 @@ void bind_client(py::module_& module) {
              return self.cast<PyClient&>().fetch_many(names, timeout, allow_missing, self);
            },
            py::arg("names"), py::kw_only(), py::arg("timeout") = none, py::arg("allow_missing") = py::tuple())
-      .def("publish", [](py::object self, py::handle base, py::handle timeout) { return self.cast<PyClient&>().publish(base, timeout, self); },
-           py::arg("base") = py::ellipsis(), py::kw_only(), py::arg("timeout") = none)
+      .def("publish", [](py::object self, py::handle base, py::handle codec, py::handle threads, py::handle timeout) {
+             return self.cast<PyClient&>().publish(base, codec, threads, timeout, self);
+           },
+           py::arg("base") = py::ellipsis(), py::kw_only(), py::arg("codec") = none, py::arg("encode_threads") = none, py::arg("timeout") = none)
       .def("register", &PyClient::register_buffer, py::arg("buffer"))
       .def("stats", &PyClient::stats)
       .def("durations", &PyClient::durations)

@@ -23,8 +23,21 @@ std::string quoted(const std::string& name) { return cat("tensor \"", name, '"')
 
 }  // namespace
 
-PublishOptions publish_options(py::handle base, py::handle timeout) {
+namespace {
+// "bf16+planes"; None: none.
+std::optional<CodecSpec> codec_from(py::handle codec) {
+  if (codec.is_none()) return std::nullopt;
+  return take(parse_codec(codec.cast<std::string>()));
+}
+}  // namespace
+
+PublishOptions publish_options(py::handle base, py::handle codec, py::handle threads, py::handle timeout) {
   PublishOptions options;
+  options.codec = codec_from(codec).value_or(CodecSpec{});
+  if (!threads.is_none()) {
+    options.encode_threads = threads.cast<unsigned>();
+    if (*options.encode_threads == 0) raise_invalid("encode_threads is 0: the caller's thread is one of them");
+  }
   options.timeout = micros(timeout, "timeout");
   options.any_base = base.ptr() == Py_Ellipsis;
   if (!options.any_base && !base.is_none()) options.base = version_from(base);
@@ -66,27 +79,31 @@ void PyPublish::send(std::vector<Item> items) {
     Shape shape;
     Shard part;
     std::span<const std::byte> bytes;
+    std::optional<CodecSpec> codec;
   };
   std::vector<Put> puts;
   for (Item& item : items) {
     arrays.append(item.source.array);
-    puts.push_back({std::move(item.name), item.source.dtype, item.source.shape, item.source.part, item.source.bytes});
+    puts.push_back({std::move(item.name), item.source.dtype, item.source.shape, item.source.part, item.source.bytes, item.codec});
   }
   check(call(
       [puts = std::move(puts), options = options_](Publisher& publisher) -> Status {
-        for (const Put& put : puts) PARAMWIRE_CHECK(publisher.put(put.name, put.dtype, put.shape, put.part, put.bytes, options));
+        for (const Put& put : puts) {
+          PARAMWIRE_CHECK(publisher.put(put.name, put.dtype, put.shape, put.part, put.bytes, put.codec.value_or(publisher.codec()), options));
+        }
         return {};
       },
       arrays));
 }
 
-void PyPublish::put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads) {
+void PyPublish::put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads, py::handle codec) {
   std::vector<Item> items;
-  items.push_back({name, source(name, given_from(quoted(name), array), dtype, shape, rows, heads)});
+  items.push_back({name, source(name, given_from(quoted(name), array), dtype, shape, rows, heads), codec_from(codec)});
   send(std::move(items));
 }
 
-void PyPublish::put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape) {
+void PyPublish::put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape, py::handle codec) {
+  const auto spec = codec_from(codec);
   if (block_bytes == 0) raise_invalid("block_bytes is 0");
   const Source whole = source(name, given_from(quoted(name), array), dtype, shape, py::none(), py::none());
   // What the tensor was cut into before would overlap.
@@ -96,7 +113,7 @@ void PyPublish::put_rows(const std::string& name, py::handle array, std::uint64_
   const std::uint64_t row_bits = rows == 0 ? 0 : whole.shape.elements() / rows * dtype_bits(whole.dtype);
   std::vector<Item> items;
   if (whole.bytes.size() <= block_bytes || rows < 2) {
-    items.push_back({name, whole});
+    items.push_back({name, whole, spec});
     return send(std::move(items));
   }
   std::uint64_t step = std::max<std::uint64_t>(1, block_bytes * 8 / row_bits);
@@ -106,12 +123,13 @@ void PyPublish::put_rows(const std::string& name, py::handle array, std::uint64_
     Source part = whole;
     part.part = Shard::rows(begin, end);
     part.bytes = whole.bytes.subspan(static_cast<std::size_t>(begin * row_bits / 8), static_cast<std::size_t>(((end - begin) * row_bits + 7) / 8));
-    items.push_back({name, std::move(part)});
+    items.push_back({name, std::move(part), spec});
   }
   send(std::move(items));
 }
 
-void PyPublish::put_all(py::handle mapping) {
+void PyPublish::put_all(py::handle mapping, py::handle codec) {
+  const auto spec = codec_from(codec);
   // Memory that two names share: same start, type, shape and strides. Empty arrays share nothing, whatever their pointer says.
   using Key = std::tuple<const void*, std::string, std::vector<py::ssize_t>, std::vector<py::ssize_t>>;
   std::map<Key, std::string> seen;
@@ -139,7 +157,7 @@ void PyPublish::put_all(py::handle mapping) {
         continue;
       }
     }
-    batch.push_back({name, source(name, std::move(given), py::none(), py::none(), py::none(), py::none())});
+    batch.push_back({name, source(name, std::move(given), py::none(), py::none(), py::none(), py::none()), spec});
     bytes += batch.back().source.bytes.size();
     if (bytes >= kBatchBytes || batch.size() >= kBatchItems) flush();
   }
@@ -153,6 +171,13 @@ void PyPublish::alias(const std::string& name, const std::string& target) {
 
 void PyPublish::remove(const std::string& name) {
   check(call([name, options = options_](Publisher& publisher) { return publisher.remove(name, options); }));
+}
+
+Publisher::Totals PyPublish::totals() {
+  return without_gil([this] {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->publisher->totals();
+  });
 }
 
 py::object PyPublish::finish(py::handle timeout) {
@@ -187,10 +212,10 @@ void PyPublish::leave(bool failed) {
 void bind_publish(py::module_& module) {
   py::class_<PyPublish>(module, "Publish", py::is_final())
       .def("put", &PyPublish::put, py::arg("name"), py::arg("array"), py::kw_only(), py::arg("dtype") = py::none(), py::arg("shape") = py::none(),
-           py::arg("rows") = py::none(), py::arg("heads") = py::none())
+           py::arg("rows") = py::none(), py::arg("heads") = py::none(), py::arg("codec") = py::none())
       .def("put_rows", &PyPublish::put_rows, py::arg("name"), py::arg("array"), py::arg("block_bytes") = std::uint64_t{4} << 20, py::kw_only(),
-           py::arg("dtype") = py::none(), py::arg("shape") = py::none())
-      .def("put_all", &PyPublish::put_all, py::arg("arrays"))
+           py::arg("dtype") = py::none(), py::arg("shape") = py::none(), py::arg("codec") = py::none())
+      .def("put_all", &PyPublish::put_all, py::arg("arrays"), py::kw_only(), py::arg("codec") = py::none())
       .def("put_checkpoint", &PyPublish::put_checkpoint, py::arg("checkpoint"), py::kw_only(), py::arg("replaces") = py::none(), py::arg("workers") = 2U,
            py::arg("memory_limit") = py::none(), py::arg("progress") = py::none())
       .def("alias", &PyPublish::alias, py::arg("name"), py::arg("target"))
@@ -199,6 +224,9 @@ void bind_publish(py::module_& module) {
       .def("abort", &PyPublish::abort)
       .def_property_readonly("version", &PyPublish::version)
       .def_property_readonly("copies", &PyPublish::copies)
+      .def_property_readonly("given_bytes", [](PyPublish& self) { return self.totals().given_bytes; })
+      .def_property_readonly("stored_bytes", [](PyPublish& self) { return self.totals().stored_bytes; })
+      .def_property_readonly("overflowed", [](PyPublish& self) { return self.totals().overflowed; })
       .def("__enter__", [](py::object self) { return self; })
       .def("__exit__", [](PyPublish& self, const py::object& type, const py::object&, const py::object&) { self.leave(!type.is_none()); },
            py::arg("type"), py::arg("value"), py::arg("traceback"));

@@ -22,13 +22,15 @@ class LocalPublisher final : public Publisher {
  public:
   LocalPublisher(std::shared_ptr<Server> server, LocalPublish publish) : server_(std::move(server)), publish_(std::move(publish)), version_(publish_.version()) {}
   Version version() const noexcept override { return version_; }
-  Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, CallOptions) override {
-    return publish_.put({tensor, dtype, shape, part}, bytes);
-  }
   Status remove(std::string_view tensor, CallOptions) override { return publish_.remove(tensor); }
   Status alias(std::string_view tensor, std::string_view target, CallOptions) override { return publish_.alias(tensor, target); }
   Result<Version> finish(CallOptions) override { return publish_.finish(); }
   void abort() override { publish_.abort(); }
+
+ protected:
+  Status put_stored(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, CodecId codec, std::span<const std::byte> bytes, CallOptions) override {
+    return publish_.put({tensor, dtype, shape, part, codec, bytes.size()}, bytes);
+  }
 
  private:
   std::shared_ptr<Server> server_;  // shared with PyServer and with calls that were interrupted
@@ -64,10 +66,12 @@ class PyServer {
   py::object newest() const {
     return version_object(without_gil([this] { return server_->newest(); }));
   }
-  std::unique_ptr<PyPublish> publish(py::handle base, py::object self) const {
-    const PublishOptions options = publish_options(base, py::none());
+  std::unique_ptr<PyPublish> publish(py::handle base, py::handle codec, py::handle threads, py::object self) const {
+    const PublishOptions options = publish_options(base, codec, threads, py::none());
     auto started = take(without_gil([&] { return server_->publish(options.any_base, options.base); }));
-    return std::make_unique<PyPublish>(std::make_unique<LocalPublisher>(server_, std::move(started)), false, std::nullopt, counters_, std::move(self));
+    auto publisher = std::make_unique<LocalPublisher>(server_, std::move(started));
+    publisher->set_codec(options.codec, encode_threads(options));
+    return std::make_unique<PyPublish>(std::move(publisher), false, std::nullopt, counters_, std::move(self));
   }
   py::dict stats() const {
     const ServerStats stats = take(without_gil([this] { return server_->stats(); }));
@@ -97,6 +101,13 @@ class PyServer {
         {"closed_for_stall", stats.closed_for_stall},
         {"loop_turns", stats.loop_turns},
         {"pin_tables", stats.pin_tables},
+        {"deltas_made", stats.deltas.made},
+        {"deltas_useless", stats.deltas.useless},
+        {"deltas_kept", stats.deltas.kept},
+        {"deltas_kept_bytes", stats.deltas.kept_bytes},
+        {"deltas_sent", stats.deltas.sent},
+        {"deltas_sent_bytes", stats.deltas.sent_bytes},
+        {"deltas_waiting", stats.deltas.waiting},
         {"copies", counters_->copies},
     };
     py::dict out;
@@ -163,8 +174,9 @@ std::unique_ptr<PyServer> open_server(const std::vector<std::string>& listen, co
                                       const std::string& tier, double lease_ttl_max, double lease_age_max, std::uint32_t retained,
                                       std::optional<std::uint64_t> quarantine_limit, bool udp, bool busy_poll, std::shared_ptr<Trace> trace,
                                       const std::optional<std::filesystem::path>& key, const std::string& verbs, std::optional<std::uint32_t> verbs_gid_index,
-                                      std::uint32_t epoch_after) {
+                                      std::uint64_t delta_limit, std::uint32_t epoch_after) {
   ServerOptions options;
+  options.deltas.bytes_max = delta_limit;
   options.epoch_after = epoch_after;
   options.verbs = verbs;
   options.verbs_gid_index = verbs_gid_index;
@@ -195,14 +207,15 @@ void bind_server(py::module_& module) {
            py::arg("memory_limit") = py::none(), py::arg("arena_bytes") = py::none(), py::arg("huge_pages") = "no", py::arg("tier") = "memory",
            py::arg("lease_ttl_max") = 60.0, py::arg("lease_age_max") = 600.0, py::arg("retained") = 3, py::arg("quarantine_limit") = py::none(),
            py::arg("udp") = true, py::arg("busy_poll") = false, py::arg("trace") = py::none(), py::arg("key") = py::none(),
-           py::arg("verbs") = "auto", py::arg("verbs_gid_index") = py::none(), py::arg("epoch_after") = 0U)
+           py::arg("verbs") = "auto", py::arg("verbs_gid_index") = py::none(), py::arg("delta_limit") = DeltaOptions().bytes_max, py::arg("epoch_after") = 0U)
       .def_property_readonly("address", &PyServer::address)
       .def_property_readonly("endpoints", &PyServer::endpoints)
       .def_property_readonly("udp_ports", &PyServer::udp_ports)
       .def_property_readonly("epoch", &PyServer::epoch)
       .def_property_readonly("incarnation", &PyServer::incarnation)
       .def_property_readonly("newest", &PyServer::newest)
-      .def("publish", [](py::object self, py::handle base) { return self.cast<PyServer&>().publish(base, self); }, py::arg("base") = py::ellipsis())
+      .def("publish", [](py::object self, py::handle base, py::handle codec, py::handle threads) { return self.cast<PyServer&>().publish(base, codec, threads, self); },
+           py::arg("base") = py::ellipsis(), py::kw_only(), py::arg("codec") = py::none(), py::arg("encode_threads") = py::none())
       .def("stats", &PyServer::stats)
       .def("durations", &PyServer::durations)
       .def("close", &PyServer::close, py::arg("drain") = 5.0)

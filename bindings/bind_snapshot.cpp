@@ -31,7 +31,7 @@ std::string_view utf8(const py::str& name) {
 py::object tensor_info(const TensorEntry& entry) {
   const py::object alias = entry.alias_of.empty() ? py::object(py::none()) : py::object(text(entry.alias_of));
   return python_type("TensorInfo")(text(entry.name), text(dtype_name(entry.dtype)), shape_tuple(entry.shape), entry.bytes, entry.blocks,
-                                   version_object(entry.version), alias);
+                                   version_object(entry.version), alias, text(codec_name(entry.codec)), entry.stored_bytes);
 }
 
 // Collects what is wrong with the targets of a fetch_many, to say it at once.
@@ -242,7 +242,8 @@ py::list PySnapshot::blocks(const std::string& name) const {
   const py::object type = python_type("BlockInfo");
   py::list out;
   for (const Manifest::Hit& hit : snapshot_->manifest().tensor_blocks(name)) {
-    out.append(type(hit.entry.id.value, hit.entry.shard.to_string(), version_object(hit.entry.version), hit.entry.raw_size));
+    out.append(type(hit.entry.id.value, hit.entry.shard.to_string(), version_object(hit.entry.version), hit.entry.raw_size, text(codec_name(hit.entry.codec)),
+                    hit.entry.stored_size));
   }
   return out;
 }

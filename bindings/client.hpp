@@ -143,12 +143,13 @@ class PyClient {
   std::unique_ptr<PySnapshot> snapshot(py::handle version, bool lease, double wait, py::handle timeout, py::object self);
   py::object fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::object self);
   py::object fetch_many(py::handle names, py::handle timeout, py::handle allow_missing, py::object self);
-  std::unique_ptr<PyPublish> publish(py::handle base, py::handle timeout, py::object self);
+  std::unique_ptr<PyPublish> publish(py::handle base, py::handle codec, py::handle threads, py::handle timeout, py::object self);
   std::unique_ptr<PyRegistration> register_buffer(py::handle buffer) const;
   py::dict stats() const;
   py::dict durations() const;
   py::dict server_stats(py::handle timeout);
   void close();
+  const std::shared_ptr<ClientCore>& core() const noexcept { return core_; }
 
  private:
   ClientStats core_stats() const { return without_gil([this] { return core_->client->stats(); }); }

@@ -17,6 +17,7 @@ PYBIND11_MODULE(_core, module) {
   bind_checksums(module);
   bind_delta(module);
   bind_trace(module);
+  bind_codec(module);
   bind_available(module);
   bind_key(module);
   bind_publish(module);
@@ -25,8 +26,10 @@ PYBIND11_MODULE(_core, module) {
   bind_dlpack(module);
   bind_client(module);
   bind_snapshot(module);
+  bind_mirror(module);
   bind_checkpoint(module);
   bind_graph(module);
   bind_engine(module);
   bind_timing(module);
+  bind_codec_timing(module);
 }

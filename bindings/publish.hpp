@@ -26,9 +26,9 @@ class PyPublish {
   PyPublish(std::unique_ptr<Publisher> publisher, bool waits, std::optional<Micros> timeout, std::shared_ptr<Counters> counters, py::object owner);
   ~PyPublish();
 
-  void put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads);
-  void put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape);
-  void put_all(py::handle mapping);
+  void put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads, py::handle codec);
+  void put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape, py::handle codec);
+  void put_all(py::handle mapping, py::handle codec);
   // In bind_checkpoint.cpp.
   void put_checkpoint(py::handle checkpoint, py::handle replaces, std::uint32_t workers, py::handle memory_limit, py::handle progress);
   void alias(const std::string& name, const std::string& target);
@@ -37,6 +37,8 @@ class PyPublish {
   void abort();
   py::object version() const { return version_object(version_); }
   std::uint64_t copies() const noexcept { return copies_; }
+  // What was put, as it was given and as it is stored.
+  Publisher::Totals totals();
   // What __exit__ does.
   void leave(bool failed);
 
@@ -44,6 +46,7 @@ class PyPublish {
   struct Item {
     std::string name;
     Source source;
+    std::optional<CodecSpec> codec;  // none: the publish's
   };
   struct Shared {  // a call that was interrupted holds it until its end
     std::mutex mutex;  // a publish is one thread's: calls of several take turns
@@ -64,7 +67,7 @@ class PyPublish {
   bool over_ = false;
 };
 
-// `base` of publish(): Ellipsis takes any version, None says that nothing is published yet.
-PublishOptions publish_options(py::handle base, py::handle timeout);
+// `base` of publish(): Ellipsis takes any version, None says that nothing is published yet. `codec`: as of put, None is raw.
+PublishOptions publish_options(py::handle base, py::handle codec, py::handle threads, py::handle timeout);
 
 }  // namespace paramwire::bindings

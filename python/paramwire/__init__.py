@@ -36,6 +36,7 @@ from paramwire._core import (
     InternalError,
     InvalidError,
     Labelled,
+    Mirror,
     NotFoundError,
     Publish,
     Registration,
@@ -74,6 +75,7 @@ __all__ = [
     "InvalidError",
     "Labelled",
     "LlamaConfig",
+    "Mirror",
     "NotFoundError",
     "Publish",
     "Registration",
@@ -139,6 +141,7 @@ class Server(_Server):
         key: str | os.PathLike[str] | None = None,
         verbs: str = "auto",
         verbs_gid_index: int | None = None,
+        delta_limit: int = 1 << 30,
         epoch_after: int = 0,
     ) -> None:
         """Listen and serve, in a thread of its own, until `close()`.
@@ -164,6 +167,8 @@ class Server(_Server):
         verbs:             "auto": the arenas can be read by RDMA where there is a device; "off"; or a device, "rx0", or
                            with its port "rx0:1", which must work then. stats()["no_verbs"] says why it is not to be had
         verbs_gid_index:   of that port's GID table; by default chosen for each client by its address
+        delta_limit:       bytes of deltas kept for mirrors that hold older versions; none is made before a mirror asks.
+                           0: never
         epoch_after:       the epoch is above this one: that of the checkpoint which the server is to hold, so that its
                            versions are above those that readers may have seen
         errors:            InvalidError for options that can't be meant; UnavailableError with the system's reason;
@@ -193,6 +198,7 @@ class Server(_Server):
             key=key,
             verbs=verbs,
             verbs_gid_index=verbs_gid_index,
+            delta_limit=delta_limit,
             epoch_after=epoch_after,
         )
 
@@ -213,6 +219,7 @@ def connect(
     key: str | os.PathLike[str] | None = None,
     verbs_device: str | None = None,
     verbs_gid_index: int | None = None,
+    decode_threads: int | None = None,
 ) -> Client:
     """Connect to the server at `address`.
 
@@ -235,6 +242,8 @@ def connect(
     verbs_device:     RDMA device to read with, "rx0", or with its port "rx0:1"; by default chosen by the route to the
                       server, as `paramwire doctor` shows the table
     verbs_gid_index:  of that port's GID table
+    decode_threads:   beside the caller's, of fetches of encoded blocks from 1 MiB; 0: the caller decodes. None:
+                      processors less one, 4 at most
     errors:           InvalidError for a bad address or option; UnreachableError, DeadlineError; DeniedError when one
                       side has no key or another one, or others can use the file; UnavailableError when the pinned
                       transport can't be had, with every candidate's reason
@@ -255,6 +264,7 @@ def connect(
         key=key,
         verbs_device=verbs_device,
         verbs_gid_index=verbs_gid_index,
+        decode_threads=decode_threads,
     )
     reasons = dict(client.rejected)
     if failed := [f"{name} should work and does not: {reasons[name]}" for name in client.fallbacks]:

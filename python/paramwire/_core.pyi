@@ -229,6 +229,7 @@ class Server:
         key: str | os.PathLike[str] | None = None,
         verbs: str = "auto",
         verbs_gid_index: int | None = None,
+        delta_limit: int = ...,
         epoch_after: int = 0,
     ) -> None: ...
     @property
@@ -255,9 +256,19 @@ class Server:
     def newest(self) -> Version | None:
         """The newest version, None before the first publish."""
 
-    def publish(self, base: Version | tuple[int, int] | EllipsisType | None = ...) -> Publish:
+    def publish(
+        self,
+        base: Version | tuple[int, int] | EllipsisType | None = ...,
+        *,
+        codec: str | None = None,
+        encode_threads: int | None = None,
+    ) -> Publish:
         """Start a publish from this process; the bytes are copied once, into the store.
 
+        codec:   how tensors are stored, and travel: "raw" (the default), "planes" (byte planes, entropy-coded, no bit
+                 is lost), "lz4", or after a cast of float32 tensors "bf16", "fp16", "bf16+planes", ... Tensors that
+                 would not get smaller are stored raw. Fetches decode by themselves; views need raw
+        encode_threads: the caller's included; by default as many as processors, 4 at most
         base:    omitted: on top of whatever is newest; None: only if nothing is published yet; a version: only on top
                  of exactly that, so that no update is lost
         errors:  StaleError when `base` is not the newest version; BackpressureError when too many publishes are open,
@@ -298,6 +309,7 @@ class Publish:
         shape: int | Iterable[int] | None = None,
         rows: tuple[int, int] | None = None,
         heads: tuple[int, int, int] | None = None,
+        codec: str | None = None,
     ) -> None:
         """Store a tensor, or one part of it.
 
@@ -306,10 +318,11 @@ class Publish:
                  where they are; others are copied first, row-major (see `copies`). bf16 and 8-bit floats keep their
                  type through DLPack
         dtype:   the label, where numpy lacks the type: "bf16" over uint16, "f8_e4m3" over uint8, "i4" over packed
-                 uint8. Nothing is ever cast
+                 uint8. Nothing is cast but by a codec
         shape:   of the whole tensor, in elements; needed with `rows`, `heads`, and byte views. By default the array's
         rows:    (begin, end): the array is these rows of the tensor
         heads:   (total, begin, end): the array is these of `total` heads, groups of rows of equal size
+        codec:   of this tensor, as for Server.publish; by default the publish's
         errors:  TypeError for what is no array; InvalidError naming tensor, expected and given; UnavailableError for
                  device memory (this build has no CUDA backend); BackpressureError when the store is full; CorruptError
                  when the server stored something else; DeadlineError, UnreachableError. An error of an earlier put to
@@ -325,6 +338,7 @@ class Publish:
         *,
         dtype: str | DTypeLike | None = None,
         shape: int | Iterable[int] | None = None,
+        codec: str | None = None,
     ) -> None:
         """Store a tensor in blocks of at most `block_bytes`, each a range of rows (none is cut). As put otherwise.
 
@@ -332,7 +346,7 @@ class Publish:
         the tensor is stored in other parts.
         """
 
-    def put_all(self, arrays: Mapping[str, Any]) -> None:
+    def put_all(self, arrays: Mapping[str, Any], *, codec: str | None = None) -> None:
         """Store several tensors. Arrays that are the same memory (start, dtype, shape, strides) are tied: stored
         once, the later names become aliases of the first."""
 
@@ -378,6 +392,18 @@ class Publish:
     def copies(self) -> int:
         """Arrays of this publish that were copied because they were not C-contiguous little-endian."""
 
+    @property
+    def given_bytes(self) -> int:
+        """Of the arrays put so far."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """What they were stored as."""
+
+    @property
+    def overflowed(self) -> int:
+        """Finite values that a codec's cast made infinite."""
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -412,6 +438,7 @@ class Client:
         key: str | os.PathLike[str] | None = None,
         verbs_device: str | None = None,
         verbs_gid_index: int | None = None,
+        decode_threads: int | None = None,
     ) -> None: ...
     @property
     def address(self) -> str: ...
@@ -478,10 +505,15 @@ class Client:
         """Fetch several tensors, all of the newest version; as Snapshot.fetch_many."""
 
     def publish(
-        self, base: Version | tuple[int, int] | EllipsisType | None = ..., *, timeout: float | None = None
+        self,
+        base: Version | tuple[int, int] | EllipsisType | None = ...,
+        *,
+        codec: str | None = None,
+        encode_threads: int | None = None,
+        timeout: float | None = None,
     ) -> Publish:
-        """Start a publish over a connection of its own; `base` and errors as for Server.publish, `timeout` for each
-        call.
+        """Start a publish over a connection of its own; `base`, `codec` and errors as for Server.publish, `timeout`
+        for each call.
         """
 
     def register(self, buffer: Any) -> Registration:
@@ -516,6 +548,62 @@ class Client:
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
+
+@final
+class Mirror:
+    """Tensors of a server in this process's memory, brought from version to version.
+
+    What did not change stays; of what did, the server sends the difference where it has it and it is smaller, and the
+    block otherwise. An update happens all at once: until it is done, and after an error, the version before is there.
+    Any thread.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        tensors: Sequence[str] | None = None,
+        *,
+        deltas: bool = True,
+        delta_wait: float = 0.5,
+        threads: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Fetch the newest version.
+
+        tensors:     their names; by default all of each version, aliases included
+        deltas:      False: what changed is fetched whole
+        delta_wait:  seconds that an update waits for deltas which the server is still making; what is not there by then
+                     is fetched whole
+        threads:     that apply deltas, the caller's included; by default as many as processors, 4 at most
+        errors:      NotFoundError for a tensor that is not there; as Client.snapshot and Snapshot.fetch
+        """
+
+    def update(self, *, timeout: float | None = None) -> Version:
+        """Bring all of it to the newest version.
+
+        Takes as much memory as the changed tensors have, until nobody holds their arrays of before. A delta counts only
+        if it is of exactly the bytes held, and if its result has the CRC that it names, which for blocks stored raw is
+        the manifest's.
+
+        returns: the version it is at then
+        errors:  as the constructor; after one the mirror is what it was
+        """
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """A tensor of the present version: read-only, and unchanged by later updates.  errors: NotFoundError."""
+
+    def tensor_version(self, name: str) -> Version:
+        """That wrote the tensor's newest block.  errors: NotFoundError."""
+
+    def names(self) -> list[str]: ...
+    def __contains__(self, name: str) -> bool: ...
+    def __len__(self) -> int: ...
+    @property
+    def version(self) -> Version: ...
+    def stats(self) -> dict[str, int]:
+        """"updates"; "kept_bytes" of blocks that had not changed; "deltas", "delta_bytes" that they took, in place of
+        "replaced_bytes" as the blocks are stored, and "saved_bytes" between the two; "refused" deltas, which did not
+        fit; "fetched" blocks and "fetched_bytes" as they are stored."""
 
 @final
 class Registration:
@@ -1005,7 +1093,112 @@ class Engine:
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
+# ---------------------------------------------------------------- codecs
+
+@final
+class Encoded:
+    """An array as a codec stores it: what `encode` gives and `decode` takes. paramwire.codec has the words for both."""
+
+    def __init__(
+        self,
+        data: Buffer | NDArray[Any],
+        extents: NDArray[np.uint32],
+        *,
+        codec: str,
+        dtype: str,
+        shape: int | Sequence[int],
+    ) -> None:
+        """Out of parts that were kept somewhere; nothing of `data` is looked at before it is decoded.
+
+        errors:  InvalidError: an unknown codec or dtype, another number of extents than the shape has
+        """
+
+    @property
+    def codec(self) -> str:
+        """"raw" where what was asked for would not have been smaller."""
+
+    @property
+    def dtype(self) -> str:
+        """Of what decode() gives: the cast's where there was one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The stored bytes, read-only."""
+
+    @property
+    def extents(self) -> NDArray[np.uint32]:
+        """Stored bytes and their CRC-32C of each 64 KiB of raw bytes, (n, 2), read-only."""
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+
+    @property
+    def raw_nbytes(self) -> int:
+        """Bytes of what decode() gives."""
+
+    @property
+    def ratio(self) -> float:
+        """nbytes over raw_nbytes; 1.0 for an empty array."""
+
+    @property
+    def crc64(self) -> int:
+        """Of `data`."""
+
+    @property
+    def overflowed(self) -> int:
+        """Finite values that the cast made infinite."""
+
+def encode(array: Any, codec: str, /, *, dtype: DTypeLike | None = None, threads: int = 1) -> Encoded:
+    """Encode an array of any library, as Publish.put takes them; the GIL is released.
+
+    codec:   "raw", "planes", "lz4", "fp16", "bf16", or a cast with a codec: "bf16+planes". Casts apply to float32 and
+             leave other types as they are
+    dtype:   label of the array's bytes where numpy has no type for it: "bf16" for a uint16 array
+    errors:  InvalidError: an unknown codec; TypeError: no array
+    """
+
+def decode(encoded: Encoded, /, *, threads: int = 1) -> NDArray[Any]:
+    """The array again, bit for bit, checked twice: as it was stored and as it was encoded.
+
+    errors:  CorruptError naming extent and plane
+    """
+
+def cast(
+    array: Any, to: str, /, *, dtype: DTypeLike | None = None, saturate: bool = False
+) -> tuple[NDArray[Any], int]:
+    """float32 to "f16" or "bf16", to nearest with ties to even, or back; and how many finite values overflowed.
+
+    saturate:  those become the largest finite value of their sign, not infinite
+    errors:    InvalidError: any other cast
+    """
+
+def cast_implementation() -> str:
+    """Which vector bodies of casts and planes run on this machine, for example "AVX3"."""
+
 # ---------------------------------------------------------------- timing
+
+class CodecTimes(TypedDict):
+    """Seconds of each round, and what came of it."""
+
+    encode_s: list[float]
+    decode_s: list[float]
+    memcpy_s: list[float]
+    raw_bytes: int
+    stored_bytes: int
+    codec: str
+    correct: bool
+
+def time_codec(
+    array: Any, codec: str, /, *, dtype: DTypeLike | None = None, threads: int = 1, rounds: int = 5
+) -> CodecTimes:
+    """Encode, decode, compare and copy `array`, round after round, in memory that was used before."""
+
+def time_casts(array: Any, to: str, /, *, rounds: int = 5) -> dict[str, list[float]]:
+    """Seconds of each round, over a float32 array: memcpy of it, "cast" to `to`, "split" and "crc" of the result, all
+    three "fused" extent by extent, and "widen", the way back."""
 
 def time_fetches(snapshot: Snapshot, names: Sequence[str], outs: Sequence[Any], seconds: float) -> NDArray[np.int64]:
     """Fetch one of `names` into its target in `outs` after another, round and round, for `seconds`, with no interpreter

@@ -37,6 +37,10 @@ class TensorInfo(NamedTuple):
     """That wrote its newest block."""
     alias_of: str | None
     """The tensor that this is another name of."""
+    codec: str
+    """"raw", "planes" or "lz4": of its encoded blocks, if any is."""
+    stored_nbytes: int
+    """What its blocks are stored as, and what travels."""
 
 
 class BlockInfo(NamedTuple):
@@ -48,6 +52,9 @@ class BlockInfo(NamedTuple):
     """"whole", "rows[0:2048]" or "heads[0:3]/9"."""
     version: Version
     nbytes: int
+    codec: str
+    stored_nbytes: int
+    """What travels; `nbytes` with codec "raw"."""
 
 
 class DeltaInfo(NamedTuple):

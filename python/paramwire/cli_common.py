@@ -114,6 +114,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def link_speed(text: str) -> float:
+    """Gb/s of "10Gb/s", "100Mb/s", or of bytes: "1.2GB/s", "800MB/s". errors: argparse.ArgumentTypeError"""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([GM])([bB])(?:it)?/s\s*", text)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no speed: write it like 10Gb/s (bits) or 1.2GB/s (bytes)")
+    return float(match[1]) * (1.0 if match[2] == "G" else 1e-3) * (8 if match[3] == "B" else 1)
+
+
 def in_bytes(count: float) -> str:
     """A size for people: "256.6 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -165,6 +165,7 @@ class Demo:
             *rows,
             ("fetched", f"{in_bytes(result['bytes_fetched'])} at {result['gb_per_s']:.2f} GB/s, "
                         f"{in_bytes(result['bytes_per_token'])} a token ({result['source']})"),
+            *self.travelled(result),
             ("blocks verified", f"{result['blocks_verified']:,}"),
             ("stalled on fetches", f"{result['stall_seconds']:.2f} s of {result['seconds']:.2f} s"),
             ("memory, peak", f"{in_bytes(memory['anonymous'])} anonymous, {in_bytes(memory['shared'])} shared pages"),
@@ -173,6 +174,14 @@ class Demo:
             ("version", f"{result['version']} read, {result['newest']} newest on the server at the end"),
         ]  # fmt: skip
         self.out.print(facts("", pairs))
+
+
+    def travelled(self, result: dict[str, Any]) -> list[tuple[str, str]]:
+        """What a codec made of the bytes fetched."""
+        if self.options.codec is None:
+            return []
+        wire, raw = result["wire_bytes"], result["bytes_fetched"]
+        return [("  travelled", f"{in_bytes(wire)} as {self.options.codec}, {wire / raw:.3f} of that")]
 
 
 def serving(path: Path, folder: str, *more: str) -> Child:
@@ -188,7 +197,8 @@ def demo(options: argparse.Namespace) -> int:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         key = stack.enter_context(key_of_run(options.key))
         words = ["--key", key] if key else []
-        server = stack.enter_context(serving(path, folder, *words))
+        codec = ["--codec", options.codec] if options.codec else []
+        server = stack.enter_context(serving(path, folder, *words, *codec))
         ready = server.record()
         tcp = next(endpoint for endpoint in ready["endpoints"] if endpoint.startswith("tcp:"))
         with paramwire.connect(ready["address"]) as client:
@@ -198,6 +208,7 @@ def demo(options: argparse.Namespace) -> int:
                     ("process", str(server.pid)),
                     ("version", ready["version"]),
                     ("bytes", in_bytes(ready["bytes"])),
+                    *([("stored", f"{in_bytes(ready['stored_bytes'])} as {options.codec}")] if options.codec else []),
                     *([("cluster key", options.key or "made for this run")] if key else []),
                 ]
                 run.out.print(
@@ -239,11 +250,11 @@ def steps(run: Demo, client: paramwire.Client) -> None:
 
     def publish_once(seen: int) -> None:
         if not published and seen >= min(tokens // 3, 16):
-            published.append(change_one_layer(client))
+            published.append(change_one_layer(client, run.options.codec))
 
     tcp = run.compute("tcp", shown=True, at_token=publish_once)
     if not published:
-        published.append(change_one_layer(client))
+        published.append(change_one_layer(client, run.options.codec))
         run.wrong.append("the run over tcp was over before the new version could be published: give more --tokens")
     link = link_gb_per_s()
     bound = link * 1e9 / tcp["bytes_per_token"] if tcp["bytes_per_token"] else 0.0
@@ -281,7 +292,7 @@ def check(
         run.wrong.append(f"the last run read version {later['version']}, not the new {new}")
 
 
-def change_one_layer(client: paramwire.Client) -> paramwire.Version:
+def change_one_layer(client: paramwire.Client, codec: str | None) -> paramwire.Version:
     """Publishes the model with the signs of one weight matrix turned; both versions share everything else."""
     with client.snapshot() as snapshot:
         names = [
@@ -291,7 +302,7 @@ def change_one_layer(client: paramwire.Client) -> paramwire.Version:
             raise CliError("the model has no ffn_down weights, so there is no layer to change")
         info = snapshot.info(sorted(names)[len(names) // 2])
         words = np.ascontiguousarray(snapshot.fetch(info.name)).view(np.uint16) ^ np.uint16(0x8000)
-        with client.publish(base=snapshot.version) as publish:
+        with client.publish(base=snapshot.version, codec=codec) as publish:
             publish.put_rows(info.name, words, dtype="bf16", shape=info.shape)
             return publish.finish()
 

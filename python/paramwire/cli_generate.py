@@ -35,6 +35,7 @@ class Run:
     seconds: float
     tokens_per_s: float
     bytes_fetched: int
+    wire_bytes: int
     bytes_per_token: float
     gb_per_s: float
     blocks_verified: int
@@ -126,7 +127,7 @@ def one_run(
         start = {"event": "start", "version": str(snapshot.version), "transport": client.transport}
         json_line(start | {"prompt_tokens": len(ids), "model_bytes": model_bytes, "budget_bytes": limit})
     context = len(ids) + options.tokens
-    verified_before = verified(client)
+    verified_before, wire_before = verified(client), int(client.stats()["wire_bytes"])
     with paramwire.Engine(
         snapshot,
         graph,
@@ -170,6 +171,7 @@ def one_run(
         seconds=spent,
         tokens_per_s=later / (spent - first) if later else 0.0,
         bytes_fetched=stats["bytes_fetched"],
+        wire_bytes=int(client.stats()["wire_bytes"]) - wire_before,
         bytes_per_token=(stats["bytes_fetched"] - fetched_first) / later if later else 0.0,
         gb_per_s=stats["bytes_fetched"] / spent / 1e9,
         blocks_verified=verified(client) - verified_before,

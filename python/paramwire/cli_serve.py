@@ -80,10 +80,11 @@ def serve(options: argparse.Namespace) -> int:
                 )
                 metrics = open_metrics(server, options.metrics)
                 begin = time.perf_counter()
-                with server.publish() as publish:
+                with server.publish(codec=options.codec) as publish:
                     nbytes = publish_source(publish, source, options)
+                    stored = publish.stored_bytes
                     version = publish.finish()
-            say(options, server, metrics, version, nbytes, time.perf_counter() - begin)
+            say(options, server, metrics, version, (nbytes, stored), time.perf_counter() - begin)
             wait_for_end(wake, options.stop_on_eof)
         finally:
             if server is not None:
@@ -138,15 +139,17 @@ def say(
     server: paramwire.Server,
     metrics: MetricsServer | None,
     version: paramwire.Version,
-    nbytes: int,
+    sizes: tuple[int, int],
     spent: float,
 ) -> None:
     """Tells people and parent processes where the model is."""
+    nbytes, stored = sizes
     ready: dict[str, Any] = {
         "address": server.address,
         "endpoints": list(server.endpoints),
         "version": str(version),
         "bytes": nbytes,
+        "stored_bytes": stored,
         "pid": os.getpid(),
     }
     if metrics is not None:
@@ -155,6 +158,8 @@ def say(
         json_line(ready)
     elif not options.quiet:
         pairs = [("version", str(version)), ("bytes", f"{in_bytes(nbytes)}, published in {spent:.1f} s")]
+        if stored != nbytes:
+            pairs.append(("stored", f"{in_bytes(stored)} as {options.codec}, {stored / nbytes:.3f} of it"))
         pairs += [("address", endpoint) for endpoint in server.endpoints]
         pairs += [("metrics", metrics.url)] if metrics is not None else []
         names = ", ".join(Path(name).name for name in options.models or [options.checkpoint])

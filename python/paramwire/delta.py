@@ -10,9 +10,10 @@
     near = delta.apply_onebit(small, base)
 
 Arrays are what `Publish.put` takes: NumPy, DLPack (torch, JAX), buffers; device memory is refused. Other layouts than
-C-contiguous are copied first. `dtype` says what bytes are where the array can't (`dtype="bf16"` for uint16 or uint8). A delta names
-its base by version and CRC-64, and is refused on another one with StaleError: then fetch the tensor in full. Damage is CorruptError.
-The GIL is released. Layout: wire/FORMAT.md, "Deltas" and "One-bit deltas"; sizes on real weights: docs/codecs.md.
+C-contiguous are copied first. `dtype` says what bytes are where the array can't (`dtype="bf16"` for uint16 or uint8).
+A delta names its base by version and CRC-64, and is refused on another one with StaleError: then fetch the tensor in
+full. Damage is CorruptError. The GIL is released. Layout: wire/FORMAT.md, "Deltas" and "One-bit deltas"; sizes on real
+weights: docs/codecs.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from typing import Any, Literal, NamedTuple
 from paramwire import _core
 from paramwire._types import DeltaInfo, OnebitInfo
 
-__all__ = ["Applied", "DeltaInfo", "OnebitInfo", "apply", "apply_onebit", "encode", "encode_onebit", "info", "onebit_info"]
+__all__ = [
+    "Applied",
+    "DeltaInfo",
+    "OnebitInfo",
+    "apply",
+    "apply_onebit",
+    "encode",
+    "encode_onebit",
+    "info",
+    "onebit_info",
+]
 
 Form = Literal["full", "xor", "steps", "sparse"]
 Scale = Literal["matrix", "row"]
@@ -39,7 +50,7 @@ class Applied(NamedTuple):
 
 def encode(
     base: Any,
-    next: Any,  # noqa: A002  # the word of the C++ interface
+    next: Any,
     *,
     version: tuple[int, int],
     dtype: Any = None,
@@ -72,8 +83,8 @@ def apply(
     """What `delta` makes of `base`, in a new array or in `out`, which may be `base` itself.
 
     version: which version `base` is, if that is known; None leaves it to the CRC
-    errors:  StaleError for another base, InvalidError for another dtype or size, CorruptError for damage. After each of them `base`
-             is as it was, also when it is `out`. An `out` beside it is undefined after CorruptError
+    errors:  StaleError for another base, InvalidError for another dtype or size, CorruptError for damage. After each of
+             them `base` is as it was, also when it is `out`. An `out` beside it is undefined after CorruptError
     """
     return Applied(*_core.apply_delta(delta, base, out=out, version=version, dtype=dtype, threads=threads))
 
@@ -92,7 +103,9 @@ def onebit_info(delta: Any) -> OnebitInfo:
     return _core.onebit_info(delta)
 
 
-def apply_onebit(delta: Any, base: Any, *, out: Any = None, version: tuple[int, int] | None = None, dtype: Any = None) -> Any:
+def apply_onebit(
+    delta: Any, base: Any, *, out: Any = None, version: tuple[int, int] | None = None, dtype: Any = None
+) -> Any:
     """LOSSY: base + scale * sign, rounded to nearest even, in a new array or in `out`, which may be `base` itself.
 
     errors: as `apply`; nothing is written after any of them

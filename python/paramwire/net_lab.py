@@ -25,6 +25,7 @@ PACKAGES = {
     "unshare": "util-linux",
     "nsenter": "util-linux",
     "ip": "iproute2",
+    "tc": "iproute2",
     "iptables": "iptables",
     "ip6tables": "iptables",
 }
@@ -117,6 +118,13 @@ class Host:
             self.drop(
                 "-p", protocol, "-m", "statistic", "--mode", "random", "--probability", f"{probability:.9f}", add=on
             )
+
+    def limit(self, bits_per_s: float, *, device: str = DEVICE) -> None:
+        """A token bucket for what leaves here: no faster than that, whatever the processors could. Again: another rate."""
+        # Tokens for 1 ms, or for two of the trains that a veth hands over whole.
+        burst = max(int(bits_per_s / 8 / 1000), 128 * 1024)
+        words = f"qdisc replace dev {device} root tbf rate {int(bits_per_s)}bit burst {burst} latency 50ms"
+        self.run("tc", *words.split())
 
     def enter(self) -> None:
         """Moves this thread, and those that it starts from now on, into the namespace for good."""

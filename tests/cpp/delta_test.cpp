@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <random>
 
 namespace paramwire {
@@ -474,7 +475,8 @@ TEST(Symbols, BitsComeBackAndTheEndIsExact) {
 TEST(Symbols, AStreamTakesItsSmallestForm) {
   const auto stored = [](const std::vector<std::uint8_t>& bytes) {
     Bytes out;
-    symbols::put(out, bytes);
+    const auto encode_table = std::make_unique<huffman::EncodeTable>();
+    symbols::put(out, bytes, *encode_table);
     ByteReader in(out);
     std::vector<std::uint8_t> back(bytes.size());
     huffman::DecodeTable table;

@@ -48,8 +48,11 @@ TEST(SlotHeader, ValuesThatNoWriterSealsAreRefusedByName) {
   EXPECT_EQ(reason([](SlotHeader& h) { h.version_counter = 0; }), "version zero");
   EXPECT_EQ(reason([](SlotHeader& h) { h.dtype = 0; }), "dtype");
   EXPECT_EQ(reason([](SlotHeader& h) { h.dtype = kDTypeMax + 1; }), "dtype");
-  EXPECT_EQ(reason([](SlotHeader& h) { h.codec = 1; }), "codec");
-  EXPECT_EQ(reason([](SlotHeader& h) { h.stored_size = 99; }), "stored size");
+  EXPECT_EQ(reason([](SlotHeader& h) { h.codec = kCodecMax + 1; }), "codec");
+  EXPECT_EQ(reason([](SlotHeader& h) { h.stored_size -= 1; }), "stored size") << "raw";
+  EXPECT_EQ(reason([](SlotHeader& h) { h.codec = 1; }), "stored size") << "encoded, and no smaller";
+  EXPECT_EQ(reason([](SlotHeader& h) { h.codec = 1, h.stored_size = 0; }), "stored size");
+  EXPECT_EQ(reason([](SlotHeader& h) { h.codec = 1, h.stored_size -= 1; }), "accepted");
 }
 
 // ---------------------------------------------------------------- the parser

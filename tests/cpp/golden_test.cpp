@@ -5,6 +5,7 @@
 #include "paramwire/base/text.hpp"
 #include "paramwire/wire/datagram.hpp"
 #include "paramwire/wire/message.hpp"
+#include "paramwire/wire/delta_message.hpp"
 #include "paramwire/wire/verbs_message.hpp"
 
 #include <gtest/gtest.h>
@@ -246,6 +247,30 @@ std::vector<VerbsRegion> regions(const std::string& text) {
   return out;
 }
 
+// "block:version:base,...", the block in hex.
+std::vector<DeltasMessage::Ask> asks(const std::string& text) {
+  const auto version = [](const std::string& dotted) {
+    const auto dot = dotted.find('.');
+    return Version{static_cast<std::uint32_t>(number(dotted.substr(0, dot))), number(dotted.substr(dot + 1))};
+  };
+  std::vector<DeltasMessage::Ask> out;
+  std::istringstream in(text);
+  for (std::string row; std::getline(in, row, ',');) {
+    std::istringstream fields(row);
+    std::array<std::string, 3> field;
+    for (std::string& each : field) std::getline(fields, each, ':');
+    out.push_back({BlockId{number(field[0], 16)}, version(field[1]), version(field[2])});
+  }
+  return out;
+}
+
+std::vector<std::uint64_t> sizes(const std::string& text) {
+  std::vector<std::uint64_t> out;
+  std::istringstream in(text);
+  for (std::string size; std::getline(in, size, ',');) out.push_back(number(size));
+  return out;
+}
+
 // Builds each message from its fields; also decodes the golden bytes and encodes them again.
 Bytes message_bytes(const Line& l) {
   const Bytes golden = l.golden();
@@ -291,6 +316,8 @@ Bytes message_bytes(const Line& l) {
       return both_ways(DataMessage{BlockId{l.id("block")}, l.version("version"), l.id128<Incarnation>("incarnation"),
                                    l.u64("stored_size"), {l.u64("range_offset"), l.u64("range_size")}, table}, golden, plain);
     }
+    case FrameType::kDeltas: return both_ways(DeltasMessage{l.id128<Incarnation>("incarnation"), asks(l.text("asks"))}, golden, plain);
+    case FrameType::kDeltaList: return both_ways(DeltaListMessage{sizes(l.text("sizes"))}, golden, plain);
     case FrameType::kArena:
     case FrameType::kArenaFd: return both_ways(ArenaMessage{l.u32("arena"), l.u64("size")}, golden, typed(type));
     case FrameType::kPinsFd: return both_ways(PinsMessage{l.u32("capacity")}, golden, plain);
@@ -301,7 +328,7 @@ Bytes message_bytes(const Line& l) {
     case FrameType::kAbort: return both_ways(PublishIdMessage{l.id128<PublishId>("publish"), l.version("version")}, golden, typed(type));
     case FrameType::kPut:
       return both_ways(PutMessage{l.id128<PublishId>("publish"), l.text("tensor"), static_cast<DType>(l.u64("dtype")), l.shape(),
-                                  l.shard()}, golden, [&](const PutMessage& m) { return m.encode(request, l.u64("body_size")); });
+                                  l.shard(), static_cast<CodecId>(l.u64("codec"))}, golden, [&](const PutMessage& m) { return m.encode(request, l.u64("body_size")); });
     case FrameType::kPutDone: return both_ways(PutDoneMessage{BlockId{l.id("block")}, l.id("crc64")}, golden, plain);
     case FrameType::kRemove:
     case FrameType::kAlias:
@@ -324,7 +351,9 @@ ManifestEntry entry_of(const Line& l) {
   if (entry.kind == EntryKind::kAlias) return entry;
   entry.dtype = static_cast<DType>(l.u64("dtype"));
   entry.shape = l.shape();
-  entry.raw_size = entry.stored_size = block_bytes(entry.dtype, entry.shape, entry.shard).value();
+  entry.raw_size = block_bytes(entry.dtype, entry.shape, entry.shard).value();
+  entry.codec = static_cast<CodecId>(l.u64("codec"));
+  entry.stored_size = l.u64("stored_size");
   entry.crc64 = l.id("crc64");
   entry.extent_table_crc = static_cast<std::uint32_t>(l.id("extent_table_crc"));
   return entry;

@@ -2,6 +2,7 @@
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/wire/message.hpp"
+#include "paramwire/wire/delta_message.hpp"
 #include "paramwire/wire/verbs_message.hpp"
 
 #include <gtest/gtest.h>
@@ -71,6 +72,10 @@ std::vector<Case> all_messages() {
       make_case("GET", GetMessage{BlockId{5}, version, incarnation, {65536, 131072}, true}, plain),
       make_case("DATA", DataMessage{BlockId{5}, version, incarnation, 200'000, {65536, 131072}, kTable}, plain),
       make_case("DATA no table", DataMessage{BlockId{5}, version, incarnation, 10, {0, 10}, {}}, plain),
+      make_case("DELTAS", DeltasMessage{incarnation, {{BlockId{5}, version, Version{3, 15}}, {BlockId{6}, version, Version{2, 900}}}}, plain),
+      make_case("DELTAS none", DeltasMessage{incarnation, {}}, plain),
+      make_case("DELTA_LIST", DeltaListMessage{{100, 0, kDeltaPending, 7}}, plain),
+      make_case("DELTA_LIST none", DeltaListMessage{}, plain),
       make_case("ARENA_FD", ArenaMessage{2, 1 << 30}, typed(FrameType::kArenaFd)),
       make_case("PINS_FD", PinsMessage{4096}, plain),
       make_case("PUBLISH_START", PublishStartMessage{false, version}, plain),

@@ -397,7 +397,7 @@ TEST(StoreOrder, NoReaderAcceptsAPayloadOlderOrNewerThanItsHeader) {
     const SlotIndex slot = must(slots.open(kPayload));
     std::vector<std::uint64_t> words(kPayload / 8, version);
     const std::uint64_t crc = copy_crc64(slots.payload(slot).data(), reinterpret_cast<const std::byte*>(words.data()), kPayload, 0, Stores::kStreaming);
-    slots.seal(slot, block, Version{1, version}, DType::kU64, crc, std::vector<std::uint32_t>(1, 0));
+    slots.seal(slot, {block, Version{1, version}, DType::kU64, CodecId::kRaw, slots.payload(slot).size(), crc}, std::vector<std::uint32_t>(1, 0));
     return slot;
   };
   SlotIndex current = rewrite(1);

@@ -95,7 +95,7 @@ class SlotTableTest : public testing::Test {
     for (std::size_t at = 0; at < payload.size(); at += kExtentBytes) {
       extents.push_back(crc32c(payload.subspan(at, std::min<std::size_t>(kExtentBytes, payload.size() - at))));
     }
-    return table_->seal(slot, BlockId{77}, {3, counter}, DType::kF32, crc64(payload), extents);
+    return table_->seal(slot, {BlockId{77}, {3, counter}, DType::kF32, CodecId::kRaw, payload.size(), crc64(payload)}, extents);
   }
   std::unique_ptr<Tier> tier_;
   std::unique_ptr<SlotTable> table_;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <fstream>
 
 namespace paramwire {
 namespace {
@@ -154,6 +155,44 @@ TEST_F(VerbsRegionsLinkTest, AServerThatSpeaksUnaskedIsNotListenedTo) {
     expect_words(odd.error().message(), {"unasked", "connect again"});
     fabric_->freeze(false);
   }
+}
+
+TEST_F(VerbsRegionsLinkTest, TheLastWordOfAServerThatEndsALinkIsPassedOn) {
+  serve(server_and_client(Delivery::kThread));
+  publish({1000});
+  FrameProxy proxy(rig_->tcp_endpoint(), [](bool, FrameType, Bytes&) { return true; });
+  const auto link = must(through(proxy));
+  fabric_->freeze(true);
+  proxy.send_to_clients(ErrorMessage{Code::kBackpressure, "no room for one more"}.encode(0));
+  const auto ended = read(*link, snapshot_, "t0");
+  ASSERT_FALSE(ended.ok());
+  EXPECT_EQ(ended.error().code(), Code::kUnreachable);
+  expect_words(ended.error().message(), {"no room for one more", "connect again"});
+  fabric_->freeze(false);
+}
+
+TEST_F(VerbsRegionsLinkTest, AFarRegionCostsAClientNoMoreThanANearOne) {
+  serve(server_and_client());
+  publish({1000});
+  FrameProxy proxy(rig_->tcp_endpoint(), [&](bool from_server, FrameType type, Bytes& meta) {
+    if (from_server && type == FrameType::kVerbsRegionList) {
+      VerbsRegionListMessage list = *VerbsRegionListMessage::decode(meta);
+      // The last one that each of eight arenas can have: in a table by offset these take 2 GiB.
+      for (std::uint16_t arena = 1000; arena < 1008; ++arena) list.regions.push_back({arena, (std::uint64_t{1} << 48) - kRegionBytes, 4096, 1, 1});
+      meta = encoded(list);
+    }
+    return true;
+  });
+  const auto resident_pages = [] {
+    std::ifstream statm("/proc/self/statm");
+    std::uint64_t size = 0, resident = 0;
+    statm >> size >> resident;
+    return resident;
+  };
+  const std::uint64_t before = resident_pages();
+  const auto link = must(through(proxy));
+  EXPECT_LT(resident_pages(), before + 256 * kMiB / 4096);
+  read_all(*link);
 }
 
 // ---------------------------------------------------------------- servers that say what is wrong

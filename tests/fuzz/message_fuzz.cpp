@@ -2,6 +2,7 @@
 // nothing that it reads is lost.
 #include "fuzz.hpp"
 
+#include "paramwire/wire/delta_message.hpp"
 #include "paramwire/wire/message.hpp"
 #include "paramwire/wire/verbs_message.hpp"
 

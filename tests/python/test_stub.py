@@ -13,7 +13,7 @@ from paramwire import _core
 
 STUB = ast.parse((Path(paramwire.__file__).parent / "_core.pyi").read_text())
 CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
-TYPING_ONLY = {"Availability", "MemoryRoom", "RdmaGid", "RdmaPort"}
+TYPING_ONLY = {"Availability", "CodecTimes", "MemoryRoom", "RdmaGid", "RdmaPort"}
 
 
 def functions(nodes):

@@ -171,6 +171,12 @@ def put(kind: str, value: str) -> bytes:
         rows = [row.split(":") for row in value.split(",") if row]
         packed = (struct.pack("<HQIQI", *map(int, row[:3]), int(row[3], 16), int(row[4], 16)) for row in rows)
         return varint(len(rows)) + b"".join(packed)
+    if kind == "asks":  # block:version:base
+        rows = [row.split(":") for row in value.split(",") if row]
+        return varint(len(rows)) + b"".join(put("xQ", b) + put("version", v) + put("version", w) for b, v, w in rows)
+    if kind == "sizes":
+        sizes = [int(size) for size in value.split(",") if size]
+        return varint(len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes)
     assert kind == "stats"
     pairs = [pair.split(":") for pair in value.split(",") if pair]
     return varint(len(pairs)) + b"".join(text(name) + struct.pack("<Q", int(number)) for name, number in pairs)
@@ -196,6 +202,10 @@ def get(kind: str, cursor: Cursor) -> str:
     if kind == "regions":
         found = [struct.unpack("<HQIQI", cursor.take(26)) for _ in range(cursor.varint())]
         return ",".join(f"{arena}:{offset}:{size}:{at:016x}:{key:08x}" for arena, offset, size, at, key in found)
+    if kind == "asks":
+        return ",".join(":".join(get(k, cursor) for k in ("xQ", "version", "version")) for _ in range(cursor.varint()))
+    if kind == "sizes":
+        return ",".join(get("Q", cursor) for _ in range(cursor.varint()))
     assert kind == "stats"
     return ",".join(f"{get('text', cursor)}:{cursor.unpack('Q')}" for _ in range(cursor.varint()))
 
@@ -229,6 +239,8 @@ MESSAGES: dict[str, tuple[int, Layout]] = {
                  ("range_size", "Q"), ("extent_table", "B")]),
     "DATA": (21, [("block", "xQ"), ("version", "version"), ("incarnation", "id128"), ("stored_size", "Q"),
                   ("range_offset", "Q"), ("range_size", "Q"), ("extent_table", "blob")]),
+    "DELTAS": (22, [("incarnation", "id128"), ("asks", "asks")]),
+    "DELTA_LIST": (23, [("sizes", "sizes")]),
     "ARENA": (30, [("arena", "I"), ("size", "Q")]),
     "ARENA_FD": (31, [("arena", "I"), ("size", "Q")]),
     "PINS": (32, []),
@@ -236,7 +248,7 @@ MESSAGES: dict[str, tuple[int, Layout]] = {
     "PUBLISH_START": (40, [("any_base", "B"), ("base", "version")]),
     "PUBLISH_ID": (41, PUBLISH_ID),
     "PUT": (42, [("publish", "id128"), ("tensor", "text"), ("dtype", "H"), ("shape", "shape"), ("shard_kind", "B"),
-                 ("heads", "I"), ("begin", "Q"), ("end", "Q")]),
+                 ("heads", "I"), ("begin", "Q"), ("end", "Q"), ("codec", "H")]),
     "PUT_DONE": (43, [("block", "xQ"), ("crc64", "xQ")]),
     "REMOVE": (44, NAMES),
     "ALIAS": (45, NAMES),
@@ -288,6 +300,8 @@ def parse_frame(data: bytes) -> tuple[int, int, bytes, int]:
 def body_size(message: str, fields: Fields) -> int:
     if message == "MANIFEST":
         return int(fields["stream_size"]) + 28 * int(fields["locator_count"])
+    if message == "DELTA_LIST":
+        return sum(int(size) for size in fields["sizes"].split(",") if size and int(size) < M64)
     if message == "DATA":
         return int(fields["range_size"])
     return int(fields.get("body_size", "0"))
@@ -361,8 +375,12 @@ def encode_entry(f: Fields) -> bytes:
         out += varint(begin) + varint(end)
     dims = [int(d) for d in f["shape"].split(",") if d]
     out += varint(int(f["dtype"])) + bytes([len(dims)]) + b"".join(map(varint, dims)) + varint(int(f["codec"]))
+    if f["codec"] == "0":
+        assert int(f["stored_size"]) == raw_size(f)
+    else:
+        out += varint(int(f["stored_size"]))
     out += struct.pack("<Q", int(f["crc64"], 16))
-    if raw_size(f) > 65536:
+    if int(f["stored_size"]) > 65536:
         out += struct.pack("<I", int(f["extent_table_crc"], 16))
     return out
 
@@ -371,7 +389,7 @@ def decode_entry(c: Cursor) -> Fields:
     ident = c.unpack("Q")
     f = {"kind": str(c.unpack("B")), "tensor": get("text", c), "version": f"{c.varint()}.{c.varint()}"}
     f |= {"target": "", "shard_kind": "0", "heads": "0", "begin": "0", "end": "0", "dtype": "1", "shape": "",
-          "codec": "0", "crc64": "0" * 16, "extent_table_crc": "0" * 8}  # fmt: skip
+          "codec": "0", "stored_size": "0", "crc64": "0" * 16, "extent_table_crc": "0" * 8}  # fmt: skip
     if f["kind"] == "1":
         f["target"] = get("text", c)
     else:
@@ -382,8 +400,10 @@ def decode_entry(c: Cursor) -> Fields:
             f |= {"begin": str(c.varint()), "end": str(c.varint())}
         f["dtype"] = str(c.varint())
         f["shape"] = ",".join(str(c.varint()) for _ in range(c.unpack("B")))
-        f |= {"codec": str(c.varint()), "crc64": get("xQ", c)}
-        if raw_size(f) > 65536:
+        f["codec"] = str(c.varint())
+        f["stored_size"] = str(raw_size(f) if f["codec"] == "0" else c.varint())
+        f["crc64"] = get("xQ", c)
+        if int(f["stored_size"]) > 65536:
             f["extent_table_crc"] = get("xI", c)
     shard = (int(f[k]) for k in ("shard_kind", "heads", "begin", "end"))
     assert ident == block_id(f["tensor"].encode(), *shard)
@@ -471,7 +491,7 @@ def manifest_named(name: str) -> Manifest | None:
 def generated(count: int) -> list[bytes]:
     # The rule of `generated_root` lines: tensor t<i>, i8 of shape (i), CRC-64 i, version 1.1, for i below count.
     fields = [parse_line(f"entry kind=0 tensor=t{i} version=1.1 target= shard_kind=0 heads=0 begin=0 end=0 dtype=2 "
-                         f"shape={i} codec=0 crc64={i:016x} extent_table_crc=00000000")[1]
+                         f"shape={i} codec=0 stored_size={i} crc64={i:016x} extent_table_crc=00000000")[1]
               for i in range(count)]  # fmt: skip
     return [encode_entry(f) for f in fields]
 

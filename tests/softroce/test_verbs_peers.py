@@ -53,13 +53,13 @@ def test_a_server_frozen_while_a_read_is_under_way_does_not_delay_it(server, con
 def test_the_21st_reader_works_after_20_were_killed_and_nothing_of_them_is_left(
     server, connect, start_peer, over_verbs, until, check
 ):
-    server.publish(w=(MIB // 4, 1))
+    server.publish(w=(4 * MIB, 1))
     with connect(server) as client:
         check(client.fetch("w"), 1)
     assert until(lambda: server.stats()["connections"] == 0)
     before = footprint(server)
     options = {**over_verbs, "lease_ttl": 0.5}
-    readers = [start_peer(programs.read_for_ever, server.address, options, "w", MIB // 4) for _ in range(20)]
+    readers = [start_peer(programs.read_for_ever, server.address, options, "w", 4 * MIB) for _ in range(20)]
     for reader in readers:
         assert reader.answer() == "reading"
     during = footprint(server)

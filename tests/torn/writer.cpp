@@ -105,7 +105,7 @@ void Writer::seal() {
   }
   block_->entry.version = {1, version_};
   block_->entry.crc64 = crc64(bytes_);
-  block_->entry.extent_table_crc = slots_.seal(block_->slot, block_->id, block_->entry.version, DType::kU8, block_->entry.crc64, extents);
+  block_->entry.extent_table_crc = slots_.seal(block_->slot, {block_->id, block_->entry.version, DType::kU8, CodecId::kRaw, block_->entry.raw_size, block_->entry.crc64}, extents);
   block_->locator = slots_.locator(block_->slot);
   stage_ = Stage::kIdle;
 }

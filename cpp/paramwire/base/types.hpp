@@ -135,13 +135,22 @@ inline constexpr std::uint16_t kCodecMax = 2;
 std::string_view codec_name(CodecId codec) noexcept;
 // The inverse. kInvalid lists the known names.
 Result<CodecId> codec_of(std::string_view name);
+// Encoded blocks are smaller than raw: what did not get smaller is stored raw. So no reader needs more memory for what arrives than for what it becomes.
+constexpr bool stored_size_valid(CodecId codec, std::uint64_t raw_size, std::uint64_t stored_size) noexcept {
+  return codec == CodecId::kRaw ? stored_size == raw_size : stored_size > 0 && stored_size < raw_size;
+}
 
-// 64 KiB of raw bytes: the unit of ranged verification, each with its own CRC-32C. Smaller extents cost table space
+// 64 KiB of stored bytes: the unit of ranged verification, each with its own CRC-32C. Smaller extents cost table space
 // (8 B each) and a CRC set-up each; larger ones make a one-row fetch verify more bytes than it wants.
 inline constexpr std::uint64_t kExtentBytes = 64 * 1024;
-constexpr std::uint64_t extent_count(std::uint64_t raw_bytes) noexcept { return (raw_bytes + kExtentBytes - 1) / kExtentBytes; }
+constexpr std::uint64_t extent_count(std::uint64_t stored_bytes) noexcept { return (stored_bytes + kExtentBytes - 1) / kExtentBytes; }
 
-// Bytes [offset, offset + size) of a block's raw bytes.
+// 64 KiB of a block's raw bytes: what a codec encodes and decodes by itself, so that a block decodes in parallel, in part, and as it arrives. Smaller
+// chunks cost code tables (about 30 B each), larger ones a first-level cache.
+inline constexpr std::uint64_t kChunkBytes = 64 * 1024;
+constexpr std::uint64_t chunk_count(std::uint64_t raw_bytes) noexcept { return (raw_bytes + kChunkBytes - 1) / kChunkBytes; }
+
+// Bytes [offset, offset + size) of a block.
 struct ByteRange {
   std::uint64_t offset = 0;
   std::uint64_t size = 0;

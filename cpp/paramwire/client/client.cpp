@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <thread>
 
 namespace paramwire {
 
@@ -47,14 +48,20 @@ bool Snapshot::leased() const noexcept { return state_->lease != 0 && !state_->l
 
 namespace {
 
+void add_block(TensorEntry& out, const ManifestEntry& block) {
+  ++out.blocks;
+  out.version = std::max(out.version, block.version);
+  out.stored_bytes += block.stored_size;
+  if (block.codec != CodecId::kRaw) out.codec = block.codec;
+}
+
 TensorEntry summarise(std::string name, const std::vector<Manifest::Hit>& hits) {
   TensorEntry out;
   const ManifestEntry& first = hits.front().entry;
   out.dtype = first.dtype;
   out.shape = first.shape;
   out.bytes = tensor_bytes(first.dtype, first.shape);
-  out.blocks = static_cast<std::uint32_t>(hits.size());
-  for (const Manifest::Hit& hit : hits) out.version = std::max(out.version, hit.entry.version);
+  for (const Manifest::Hit& hit : hits) add_block(out, hit.entry);
   if (first.tensor != name) out.alias_of = first.tensor;
   out.name = std::move(name);
   return out;
@@ -75,8 +82,7 @@ std::vector<TensorEntry> Snapshot::tensors() const {
     if (fresh) {
       it->second = summarise(std::string(entry.tensor), {hit});
     } else {
-      ++it->second.blocks;
-      it->second.version = std::max(it->second.version, entry.version);
+      add_block(it->second, entry);
     }
     return true;
   });
@@ -136,10 +142,18 @@ Result<Ticket> Snapshot::fetch_async(std::vector<FetchRequest> requests, CallOpt
   return state_->client->submit(state_, std::move(requests), state_->client->deadline(options.timeout));
 }
 
+namespace {
+Status viewable(const BlockRead& what) {
+  if (what.entry.codec == CodecId::kRaw) return {};
+  return Error(Code::kUnavailable, cat("block ", what.entry.to_string(), " is stored as ", codec_name(what.entry.codec), ": a view shows stored bytes, fetch decodes them"));
+}
+}  // namespace
+
 Result<BlockView> Snapshot::view(std::string_view tensor, const Shard& part) {
   PARAMWIRE_CHECK(state_->client->check_usable());
   if (state_->closed) return Error(Code::kInvalid, cat("the snapshot of version ", version(), " is closed"));
   PARAMWIRE_TRY(what, state_->held->locate(tensor, part));
+  PARAMWIRE_CHECK(viewable(what));
   return state_->client->view(*state_->held, what);
 }
 
@@ -147,10 +161,36 @@ Result<BlockView> Snapshot::view(BlockId block) {
   PARAMWIRE_CHECK(state_->client->check_usable());
   if (state_->closed) return Error(Code::kInvalid, cat("the snapshot of version ", version(), " is closed"));
   PARAMWIRE_TRY(what, state_->held->locate(block));
+  PARAMWIRE_CHECK(viewable(what));
   return state_->client->view(*state_->held, what);
 }
 
 // ---------------------------------------------------------------- publisher
+
+namespace {
+// Of encoding where nothing else was asked for: a publish shares its machine with a server.
+constexpr unsigned kThreadsMax = 4;
+}  // namespace
+
+unsigned encode_threads(const PublishOptions& options) noexcept {
+  return options.encode_threads ? std::max(1U, *options.encode_threads) : std::clamp(std::thread::hardware_concurrency(), 1U, kThreadsMax);
+}
+
+Status Publisher::put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, const CodecSpec& codec,
+                      CallOptions options) {
+  const auto name = [&](const Error& error) { return Error(error.code(), cat("tensor \"", tensor, "\": ", error.message())); };
+  auto size = block_bytes(dtype, shape, part);
+  if (!size.ok()) return name(size.error());
+  if (*size != bytes.size()) {
+    return Error(Code::kInvalid, cat("tensor \"", tensor, "\": ", dtype_name(dtype), ' ', shape, ' ', part, " has ", *size, " bytes, ", bytes.size(), " were given"));
+  }
+  auto stored = encoder_.encode(codec, dtype, bytes, threads_);
+  if (!stored.ok()) return name(stored.error());
+  totals_.given_bytes += bytes.size();
+  totals_.stored_bytes += stored->bytes.size();
+  totals_.overflowed += stored->overflowed;
+  return put_stored(tensor, stored->dtype, shape, part, stored->codec, stored->bytes, options);
+}
 
 namespace {
 
@@ -162,15 +202,18 @@ class RemotePublisher final : public Publisher {
   RemotePublisher(std::shared_ptr<ClientImpl> client, std::unique_ptr<PublishLink> link) : client_(std::move(client)), link_(std::move(link)) {}
   Version version() const noexcept override { return link_->version(); }
 
-  Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, CallOptions options) override {
-    return link_->put({tensor, dtype, shape, part}, bytes, client_->deadline(options.timeout));
-  }
   Status remove(std::string_view tensor, CallOptions options) override { return link_->remove(tensor, client_->deadline(options.timeout)); }
   Status alias(std::string_view tensor, std::string_view target, CallOptions options) override {
     return link_->alias(tensor, target, client_->deadline(options.timeout));
   }
   Result<Version> finish(CallOptions options) override { return link_->finish(client_->deadline(options.timeout)); }
   void abort() override { static_cast<void>(link_->abort(steady_clock().now() + kGoodbye).ok()); }
+
+ protected:
+  Status put_stored(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, CodecId codec, std::span<const std::byte> bytes,
+                    CallOptions options) override {
+    return link_->put({tensor, dtype, shape, part, codec}, bytes, client_->deadline(options.timeout));
+  }
 
  private:
   std::shared_ptr<ClientImpl> client_;
@@ -226,7 +269,9 @@ Result<std::unique_ptr<Publisher>> Client::publish(const PublishOptions& options
   PARAMWIRE_CHECK(impl_->check_usable());
   const Micros until = impl_->deadline(options.timeout);
   PARAMWIRE_TRY(link, PublishLink::start(impl_->endpoint(), impl_->caller(), options.any_base, options.base, until));
-  return std::unique_ptr<Publisher>(std::make_unique<RemotePublisher>(impl_, std::move(link)));
+  auto publisher = std::make_unique<RemotePublisher>(impl_, std::move(link));
+  publisher->set_codec(options.codec, encode_threads(options));
+  return std::unique_ptr<Publisher>(std::move(publisher));
 }
 
 Result<std::vector<std::pair<std::string, std::uint64_t>>> Client::server_stats(CallOptions options) {

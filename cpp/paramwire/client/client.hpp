@@ -15,6 +15,7 @@
 #include "paramwire/base/metrics.hpp"
 #include "paramwire/base/trace.hpp"
 #include "paramwire/base/types.hpp"
+#include "paramwire/codec/payload.hpp"
 #include "paramwire/net/cluster_key.hpp"
 #include "paramwire/net/transport.hpp"
 #include "paramwire/wire/manifest.hpp"
@@ -47,6 +48,7 @@ struct ClientOptions {
   std::string verbs_device;                  // RDMA device to use, "rx0", or with its port "rx0:1"; empty: chosen by the route to the server
   std::optional<std::uint32_t> verbs_gid_index;  // of that device's port
   std::function<Result<std::shared_ptr<VerbsApi>>()> verbs_library = nullptr;  // for tests: another provider than libibverbs
+  std::optional<std::uint32_t> decode_threads;  // beside the caller's, for fetches of encoded blocks; none: processors less one, 4 at most
   bool drop_view_pages = false;              // a released view gives its shared pages back: for readers under a memory budget
   std::shared_ptr<Trace> trace;              // spans of this client and of engines over its snapshots; none: nothing is recorded
 };
@@ -77,6 +79,8 @@ struct TensorEntry {
   DType dtype = DType::kU8;
   Shape shape;
   std::uint64_t bytes = 0;
+  std::uint64_t stored_bytes = 0;            // of all its blocks, which travel
+  CodecId codec = CodecId::kRaw;             // of the blocks that are encoded, if any is
   std::uint32_t blocks = 0;                  // 1 unless the tensor is cut in shards
   Version version;                           // of its newest block
   std::string alias_of;                      // empty unless tied to another tensor
@@ -94,6 +98,8 @@ struct ClientStats {
   std::vector<RejectedTransport> rejected;   // transports not used, in order of preference
   LinkStats link;                            // sums over all links of this client
   std::vector<std::pair<std::string, LinkStats>> by_transport;  // the same, of each in use
+  std::uint64_t encoded_bytes = 0;           // stored bytes of encoded blocks that were decoded, in place of
+  std::uint64_t decoded_bytes = 0;           // as many raw ones
   std::uint64_t snapshots = 0;               // manifests opened or refreshed
   std::uint64_t manifest_bytes = 0;          // received for them
   std::uint64_t retries = 0;                 // fetch rounds repeated for a change, a bad CRC or a lost link
@@ -104,6 +110,7 @@ struct ClientStats {
 };
 
 class ClientImpl;
+class Mirror;
 
 // A ticket of a fetch that runs on the client's fetch thread. The targets and names of its requests must stay until it is
 // done. Any thread.
@@ -165,6 +172,7 @@ class Snapshot {
  private:
   friend class ClientImpl;
   friend class Client;
+  friend class Mirror;
   friend class Ticket;
   struct State;
   explicit Snapshot(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -176,20 +184,50 @@ class Publisher {
  public:
   virtual ~Publisher() = default;
   virtual Version version() const noexcept = 0;  // that finish will commit, if nobody is faster
-  // Stages one block: `bytes` of exactly the part's size, in row-major order, little-endian.
-  virtual Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, CallOptions options = {}) = 0;
+  // Stages one block: `bytes` of exactly the part's size, in row-major order, little-endian. Cast and encoded as `codec` says, here, once for all
+  // who will fetch it; stored raw where that would not make it smaller.
+  Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, const CodecSpec& codec,
+             CallOptions options = {});
+  // With set_codec()'s.
+  Status put(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, std::span<const std::byte> bytes, CallOptions options = {}) {
+    return put(tensor, dtype, shape, part, bytes, codec_, options);
+  }
+  const CodecSpec& codec() const noexcept { return codec_; }
+  void set_codec(const CodecSpec& codec, unsigned threads) noexcept {
+    codec_ = codec;
+    threads_ = threads;
+  }
+  // Of what was put so far: bytes as they were given, as they were stored, and values that a cast made infinite.
+  struct Totals {
+    std::uint64_t given_bytes = 0, stored_bytes = 0, overflowed = 0;
+  };
+  const Totals& totals() const noexcept { return totals_; }
   virtual Status remove(std::string_view tensor, CallOptions options = {}) = 0;
   virtual Status alias(std::string_view tensor, std::string_view target, CallOptions options = {}) = 0;
   // Commits, at once for all readers; idempotent.
   virtual Result<Version> finish(CallOptions options = {}) = 0;
   virtual void abort() = 0;
+
+ protected:
+  // `bytes` are what is stored: raw bytes of exactly the part's size, or what `codec` made of them.
+  virtual Status put_stored(std::string_view tensor, DType dtype, const Shape& shape, const Shard& part, CodecId codec, std::span<const std::byte> bytes,
+                            CallOptions options) = 0;
+
+ private:
+  CodecSpec codec_;
+  unsigned threads_ = 1;
+  PayloadEncoder encoder_;
+  Totals totals_;
 };
 
 struct PublishOptions {
   bool any_base = true;                      // false: only on top of `base`, so that no update is lost
   std::optional<Version> base;
   std::optional<Micros> timeout;
+  CodecSpec codec;                           // of every put that brings none
+  std::optional<unsigned> encode_threads;    // the caller's included; none: processors, 4 at most
 };
+unsigned encode_threads(const PublishOptions& options) noexcept;
 
 // Memory that RDMA READs go straight into while this lives; elsewhere it has no effect. The owner of the bytes keeps them as long. Move-only; may
 // outlive the client.
@@ -247,6 +285,7 @@ class Client {
   void close();
 
  private:
+  friend class Mirror;
   explicit Client(std::shared_ptr<ClientImpl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<ClientImpl> impl_;
 };

@@ -280,6 +280,27 @@ void ClientImpl::renew_loop() {
 
 // ---------------------------------------------------------------- fetch
 
+void ClientImpl::read_raw(Link& link, std::span<BlockRead> batch, Micros until) {
+  std::vector<BlockRead*> encoded;
+  for (BlockRead& read : batch) {
+    if (read.entry.codec != CodecId::kRaw) encoded.push_back(&read);
+  }
+  if (encoded.empty()) return link.read(batch, until);
+  if (encoded.size() < batch.size()) {
+    std::vector<BlockRead> plain;
+    for (const BlockRead& read : batch) {
+      if (read.entry.codec == CodecId::kRaw) plain.push_back(read);
+    }
+    link.read(plain, until);
+    auto done = plain.begin();
+    for (BlockRead& read : batch) {
+      if (read.entry.codec == CodecId::kRaw) read.result = std::move((done++)->result);
+    }
+  }
+  const std::uint32_t threads = options_.decode_threads.value_or(std::clamp(std::thread::hardware_concurrency(), 2U, 5U) - 1);
+  read_encoded(link, encoded, chunk_indexes_, threads, decoded_, until);
+}
+
 FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<FetchRequest> requests, Micros until, std::optional<Error>& error) {
   std::vector<BlockRead> batch;
   std::vector<std::pair<std::size_t, std::size_t>> owners;  // request and its first item
@@ -309,7 +330,7 @@ FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<F
   }
   {
     const TraceSpan span(trace_, "read", bytes);
-    (*link)->read(batch, until);
+    read_raw(**link, batch, until);
   }
   for (std::size_t o = 0; o < owners.size(); ++o) {
     FetchRequest& request = requests[owners[o].first];
@@ -534,6 +555,8 @@ ClientStats ClientImpl::stats() const {
     const std::lock_guard lock(mutex_);
     out = counters_;
   }
+  out.encoded_bytes = decoded_.stored_bytes;
+  out.decoded_bytes = decoded_.raw_bytes;
   out.transport = transport_name(paths_.bulk());
   out.small_transport = transport_name(paths_.small());
   out.rejected = paths_.rejected();

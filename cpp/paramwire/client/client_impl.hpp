@@ -8,6 +8,7 @@
 #include "paramwire/base/endpoint.hpp"
 #include "paramwire/base/fork_guard.hpp"
 #include "paramwire/client/client.hpp"
+#include "paramwire/client/encoded_reads.hpp"
 #include "paramwire/client/fetch_machine.hpp"
 #include "paramwire/client/held_manifest.hpp"
 #include "paramwire/client/paths.hpp"
@@ -88,6 +89,8 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   // A thread of this client, named, that keeps it and says when it is over.
   // errors: kUnavailable when the system gives none.
   Result<std::thread> start_loop(const char* name, void (ClientImpl::*loop)(), bool& running);
+  // As Link::read(), with ranges and targets of raw bytes.
+  void read_raw(Link& link, std::span<BlockRead> batch, Micros deadline);
   FetchMachine::Event read_round(const HeldManifest& held, std::span<FetchRequest> requests, Micros deadline, std::optional<Error>& error);
   void renew_loop();
   Micros renew_due(Micros now);
@@ -111,6 +114,8 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   std::thread::id reconnecting_in_;                // in this thread
 
   Paths paths_;
+  ChunkIndexes chunk_indexes_;
+  DecodeCounts decoded_;
   mutable std::mutex view_mutex_;                          // the one link that gives views, so that each block is verified once
   std::unique_ptr<Link> view_link_;
   LinkStats view_dropped_;                         // of earlier ones

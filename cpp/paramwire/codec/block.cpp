@@ -105,8 +105,8 @@ class BlockEncoding {
     return run;
   }
 
-  // Put what is next in order into the block. Whoever finishes a run does it for all that waited for this one; at most one run a
-  // thread waits beside those whose turn has come, as runs are taken in order.
+  // Put what is next in order into the block. Whoever finishes a run does it for all that waited for this one: while a thread is held
+  // up, the runs behind its own wait, at worst all of the block.
   std::unique_ptr<Run> deliver(std::uint64_t number, const Status& status, std::unique_ptr<Run> run) {
     const std::lock_guard lock(mutex_);
     if (!status.ok() && status_.ok()) status_ = status;

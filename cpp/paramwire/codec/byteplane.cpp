@@ -15,7 +15,7 @@ using frame::Place;
 
 enum class Mode : std::uint8_t { kRaw = 0, kConstant = 1, kHuffman = 2 };
 
-// What a huffman plane has before its streams: mode, sizes of four streams.
+// Of the sizes before a Huffman-coded plane's streams.
 constexpr std::size_t kSizesBytes = 2 * huffman::kStreams;
 static_assert(kExtentBytes / huffman::kStreams * huffman::kCodeBitsMax / 8 < 65536, "a stream's size is a u16");
 constexpr std::size_t kPlanesMax = 8;
@@ -37,13 +37,14 @@ class Scratch {
 
 // ---------------------------------------------------------------- statistics
 
-// log2 in units of 2^-16, exact at powers of two, at most 2^-11 too small between: integers, so that every machine encodes alike.
+// log2 in units of 2^-16, exact at powers of two, wrong by 2^-10 at most between: integers, so that every machine encodes alike.
 constexpr std::uint32_t kLogOne = 1U << 16;
 std::uint64_t log2_fixed(std::uint32_t n) noexcept {
   const auto whole = static_cast<std::uint32_t>(std::bit_width(n)) - 1;
-  // log2(1 + x) = x + c x (1 - x) + ..., x in [0, 1) as 16 bits: c = 0.3431 makes the error least.
+  // log2(1 + x) = x + x (1 - x) (A - B x), x in [0, 1); A and B make the greatest error least.
+  constexpr std::uint64_t kA = 27689, kB = 10420;  // in 2^-16
   const std::uint64_t x = ((std::uint64_t{n} << 16) >> whole) & 0xffff;
-  const std::uint64_t bend = (x * (65536 - x) >> 16) * 22486 >> 16;
+  const std::uint64_t bend = (x * (kLogOne - x) >> 16) * (kA - (kB * x >> 16)) >> 16;
   return std::uint64_t{whole} * kLogOne + x + bend;
 }
 
@@ -101,8 +102,8 @@ huffman::Lengths lengths_for(const huffman::Counts& counts) noexcept {
 
 // ---------------------------------------------------------------- encoder
 
-// A plane of which nothing in this run was worth coding is looked at again four extents later: mantissas stay what they are, and looking takes a tenth of
-// an extent's time.
+// A plane of which nothing in this run was worth coding is looked at again four extents later: mantissas stay what they are, and
+// looking takes a tenth of an extent's time.
 constexpr unsigned kRawUnlooked = 3;
 
 // The code that a plane's next extent may use again.
@@ -110,7 +111,7 @@ struct PlaneCode {
   bool usable = false;
   unsigned raw_for = 0;  // extents for which the plane is stored raw unlooked
   huffman::Lengths lengths{};
-  huffman::EncodeTable table{};
+  std::unique_ptr<huffman::EncodeTable> table{};  // made when the plane is first coded, and not cleared: it has 256 KiB
   std::array<std::byte, huffman::kDescriptionMax> description{};
   std::size_t description_size = 0;
   std::uint64_t cost_per_entropy = 0;  // bits that the code took where it was made, over their entropy, in 2^-16
@@ -156,7 +157,7 @@ class PlanesEncoder final : public ExtentEncoder {
     }
     if (choose(plane, count, code)) {
       std::array<std::size_t, huffman::kStreams> sizes;
-      huffman::encode_streams(code.table, plane, count, reinterpret_cast<std::byte*>(streams_.data()), sizes);
+      huffman::encode_streams(*code.table, plane, count, reinterpret_cast<std::byte*>(streams_.data()), sizes);
       std::size_t total = 0;
       for (const std::size_t size : sizes) total += size;
       const std::size_t all = 1 + code.description_size + kSizesBytes + total;
@@ -200,7 +201,8 @@ class PlanesEncoder final : public ExtentEncoder {
     }
     if (sampled != count) huffman::histogram(plane, count, counts);
     code.lengths = lengths_for(counts);
-    huffman::fill(code.table, code.lengths);
+    if (!code.table) code.table = std::make_unique_for_overwrite<huffman::EncodeTable>();
+    huffman::fill(*code.table, code.lengths);
     code.description_size = huffman::write_description(code.lengths, code.description.data());
     const std::uint64_t cost = *huffman::cost_bits(counts, code.lengths);
     const std::uint64_t all = std::max<std::uint64_t>(entropy_bits(counts, static_cast<std::uint32_t>(count)), 1);
@@ -219,15 +221,15 @@ class PlanesEncoder final : public ExtentEncoder {
 // ---------------------------------------------------------------- decoder
 
 struct PlaneTable {
-  huffman::DecodeTable table{};
-  std::array<std::byte, huffman::kDescriptionMax> description{};
+  std::unique_ptr<huffman::DecodeTable> table;  // made when the plane is first coded
+  std::array<std::byte, huffman::kDescriptionMax> description;
   std::size_t description_size = 0;  // 0: no table yet
 };
 
 class PlanesDecoder final : public ExtentDecoder {
  public:
   explicit PlanesDecoder(DType dtype)
-      : dtype_(dtype), shape_(plane_shape(dtype)), planes_(kExtentBytes), tables_(std::make_unique<PlaneTable[]>(shape_.width)) {}
+      : dtype_(dtype), shape_(plane_shape(dtype)), planes_(kExtentBytes), tables_(shape_.width) {}
 
   Status decode(std::uint64_t index, std::span<const std::byte> stored, std::span<std::byte> raw) override {
     const Place place{CodecId::kPlanes, dtype_, index};
@@ -277,7 +279,8 @@ class PlanesDecoder final : public ExtentDecoder {
         std::memcmp(rest.data(), table.description.data(), table.description_size) != 0) {
       const auto description = huffman::read_description(rest);
       if (!description.ok()) return corrupt(description.error().message());
-      huffman::fill(table.table, description->lengths);
+      if (!table.table) table.table = std::make_unique_for_overwrite<huffman::DecodeTable>();
+      huffman::fill(*table.table, description->lengths);
       std::memcpy(table.description.data(), rest.data(), description->size);
       table.description_size = description->size;
     }
@@ -287,14 +290,14 @@ class PlanesDecoder final : public ExtentDecoder {
     for (std::size_t& size : sizes) total += size = in.get<std::uint16_t>();
     const auto streams = in.bytes(total);
     if (!in.ok()) return corrupt(cat("the frame ends before its streams of ", total, " bytes"));
-    if (!huffman::decode_streams(table.table, streams, sizes, own, count)) return corrupt(cat("a stream ends before or after its last of ", count, " symbols"));
+    if (!huffman::decode_streams(*table.table, streams, sizes, own, count)) return corrupt(cat("a stream ends before or after its last of ", count, " symbols"));
     return own;
   }
 
   DType dtype_;
   PlaneShape shape_;
   Scratch planes_;
-  std::unique_ptr<PlaneTable[]> tables_;
+  std::vector<PlaneTable> tables_;
 };
 
 class PlanesCodec final : public Codec {

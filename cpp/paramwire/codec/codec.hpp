@@ -46,7 +46,7 @@ Result<CodecSpec> parse_codec(std::string_view text);
 
 // Encoder of extents of one dtype. It may use what it learned from the extents before (code tables), so the bytes depend on the
 // order of calls since restart(); decoding doesn't. Blocks restart every kExtentsPerRun extents (codec/block.hpp).
-// threads: one at a time. No allocation after the first extent.
+// threads: one at a time. Memory is taken for the first extents, and used again for all that follow.
 class ExtentEncoder {
  public:
   virtual ~ExtentEncoder() = default;
@@ -60,7 +60,7 @@ class ExtentEncoder {
   virtual void restart() noexcept = 0;
 };
 
-// Decoder of extents of one dtype. threads: one at a time. No allocation after the first extent.
+// Decoder of extents of one dtype. threads: one at a time. Memory as for the encoder: at most 64 KiB and 16 KiB a plane.
 class ExtentDecoder {
  public:
   virtual ~ExtentDecoder() = default;

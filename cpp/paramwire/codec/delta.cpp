@@ -10,6 +10,7 @@
 #include <atomic>
 #include <bit>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>

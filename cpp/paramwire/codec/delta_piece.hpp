@@ -95,6 +95,7 @@ struct EncodeScratch {
   std::vector<std::uint8_t> symbols;
   std::vector<std::uint8_t> more_symbols;
   std::vector<std::byte> some_base, some_next;  // samples
+  huffman::EncodeTable table;
 };
 struct DecodeScratch {
   std::vector<std::uint8_t> symbols;

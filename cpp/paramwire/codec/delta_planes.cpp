@@ -74,7 +74,7 @@ void encode_planes(const Element& element, DeltaForm form, std::span<const std::
                    std::vector<std::byte>& out, EncodeScratch& scratch) {
   split(element, form, base, next, scratch);
   out.clear();
-  for (std::size_t p = 0; p < element.bytes; ++p) symbols::put(out, plane(scratch, element, p));
+  for (std::size_t p = 0; p < element.bytes; ++p) symbols::put(out, plane(scratch, element, p), scratch.table);
 }
 
 Status decode_planes(const Element& element, DeltaForm form, std::span<const std::byte> stored, std::span<const std::byte> base,

@@ -121,10 +121,10 @@ class SymbolWriter {
     buffer_[at_[table]++] = symbol.symbol;
     if (symbol.extra > 0) bits_.put(number & ((std::uint64_t{1} << symbol.extra) - 1), symbol.extra);
   }
-  void finish_tables(std::vector<std::byte>& out) {
+  void finish_tables(std::vector<std::byte>& out, huffman::EncodeTable& table) {
     for (unsigned t = 0; t < tables_; ++t) {
       ByteWriter(out).varint(at_[t] - begin_[t]);
-      symbols::put(out, std::span(buffer_).subspan(begin_[t], at_[t] - begin_[t]));
+      symbols::put(out, std::span(buffer_).subspan(begin_[t], at_[t] - begin_[t]), table);
     }
   }
   void finish_bits(std::vector<std::byte>& out) {
@@ -170,8 +170,8 @@ void write_piece(const Classes& classes, const Census& census, const Groups& dis
     if (!census.dense[c]) distances.put(distance_groups[c], scratch.distances[slot]);
     ++slot;
   }
-  distances.finish_tables(out);
-  steps.finish_tables(out);
+  distances.finish_tables(out, scratch.table);
+  steps.finish_tables(out, scratch.table);
   distances.finish_bits(out);
   steps.finish_bits(out);
 }
@@ -335,7 +335,7 @@ Status decode_sparse(const Element& element, std::span<const std::byte> stored, 
   const auto count = in.get<std::uint8_t>();
   const auto top = in.get<std::uint16_t>();
   const auto flags = in.bytes(count);
-  if (!in.ok() || count == 0 || count > kClassesMax) return corrupt(cat("has ", count, " classes, or is cut"));
+  if (!in.ok() || count == 0 || count > (element.floating ? kClassesMax : 1)) return corrupt(cat("has ", count, " classes, or is cut"));
   if (count == 1 ? top != 0 : top > element.exponent_mask) return corrupt(cat("class 0 begins at exponent ", top));
   const Classes classes{count, top};
   Streams distances, steps;

@@ -54,7 +54,7 @@ struct EncodeTable {
   // Two symbols at once, those of the first in the lower byte: 32-bit words of the same form. Filled when at most kPairSymbolsMax
   // symbols have a code, for pairs of these only; what they touch of the table then stays in the first-level cache.
   std::array<std::uint32_t, 65536> pairs;
-  bool has_pairs = false;
+  bool has_pairs;
 };
 void fill(EncodeTable& table, const Lengths& lengths) noexcept;
 

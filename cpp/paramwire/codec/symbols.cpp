@@ -41,7 +41,7 @@ double estimate(const huffman::Counts& counts, bool table) noexcept {
   return std::min(std::max(bits, total) / 8 + overhead, total + 1);
 }
 
-void put(std::vector<std::byte>& out, std::span<const std::uint8_t> source) {
+void put(std::vector<std::byte>& out, std::span<const std::uint8_t> source, huffman::EncodeTable& table) {
   if (source.empty()) return;
   huffman::Counts counts{};
   huffman::histogram(source.data(), source.size(), counts);
@@ -56,7 +56,6 @@ void put(std::vector<std::byte>& out, std::span<const std::uint8_t> source) {
   if (source.size() > 16) {
     const huffman::Lengths lengths = huffman::make_lengths(counts);
     const std::size_t bound = huffman::streams_bound(huffman::cost_bits(counts, lengths).value_or(0));
-    huffman::EncodeTable table;
     huffman::fill(table, lengths);
     out.push_back(static_cast<std::byte>(Form::kHuffman));
     std::array<std::byte, huffman::kDescriptionMax> description;

@@ -28,14 +28,14 @@ enum class Form : std::uint8_t {
 };
 
 // Bytes that a stream takes beside its symbols: form, and what Huffman coding writes before its streams. An estimate, for choices.
-inline constexpr double kHuffmanOverhead = 1 + 2 + 4 * 2;
+inline constexpr double kHuffmanOverhead = 1 + 2 + 1.5 * huffman::kStreams;
 
 // Order-0 entropy of `counts` in bytes, at least a bit a symbol (which is what Huffman codes can do), or 1 when all are the same, and at
 // most one byte a symbol: about what put() will take, without the code table. `table`: adds that, too.
 double estimate(const huffman::Counts& counts, bool table) noexcept;
 
-// Appends `source` in its smallest form. An empty stream is no byte. threads: any.
-void put(std::vector<std::byte>& out, std::span<const std::uint8_t> source);
+// Appends `source` in its smallest form. An empty stream is no byte. `table` is scratch.
+void put(std::vector<std::byte>& out, std::span<const std::uint8_t> source, huffman::EncodeTable& table);
 // Reads a stream of target.size() bytes. `table` is scratch.
 // errors: kCorrupt with the reason.
 Status get(ByteReader& in, std::span<std::uint8_t> target, huffman::DecodeTable& table);

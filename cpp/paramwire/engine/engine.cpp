@@ -193,6 +193,12 @@ Status StreamingEngine::plan() {
 // Views are tried on the first piece: whether a transport gives them is its own answer.
 Status StreamingEngine::choose_source() {
   if (options_.source == EngineOptions::Source::kCopy || plan_.pieces.empty()) return {};
+  for (const std::uint32_t walked : walk_needs_) {
+    PARAMWIRE_TRY(tensor, snapshot_->find(binding_->needs()[walked].tensor));
+    if (tensor.codec == CodecId::kRaw) continue;
+    if (options_.source != EngineOptions::Source::kView) return {};
+    return Error(Code::kUnavailable, cat("tensor \"", tensor.name, "\" is stored as ", codec_name(tensor.codec), ": views show stored bytes, take source \"copy\" or \"auto\""));
+  }
   const Piece& piece = plan_.pieces.front();
   const Need& need = binding_->needs()[walk_needs_[piece.need]];
   const Shard part = piece.row_end - piece.row_begin == need.rows ? Shard::whole() : Shard::rows(piece.row_begin, piece.row_end);

@@ -5,6 +5,7 @@
 #include "paramwire/base/text.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <poll.h>
 #include <unistd.h>
@@ -76,6 +77,22 @@ Error error_of_peer(const std::string& peer, std::span<const std::byte> error_me
   const auto message = ErrorMessage::decode(error_meta);
   if (!message.ok()) return Error(Code::kCorrupt, cat(peer, ": ", message.error().message()));
   return Error(message->code, cat(peer, ": ", message->text));
+}
+
+Status check_quiet(Socket& socket, std::string_view whose) {
+  std::array<std::byte, 4096> bytes;
+  PARAMWIRE_TRY(n, socket.try_receive(bytes));
+  if (!n) return {};
+  FrameHeader header{};
+  if (*n >= sizeof(header)) {
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    const auto rest = std::span<const std::byte>(bytes).subspan(sizeof(header), *n - sizeof(header));
+    if (verify(header) == nullptr && static_cast<FrameType>(header.type) == FrameType::kError && header.meta_size <= rest.size()) {
+      const auto meta = rest.first(header.meta_size);
+      if (crc32c(meta) == header.meta_crc) return Error(Code::kUnreachable, cat(error_of_peer(socket.peer(), meta).to_string(), "; connect again"));
+    }
+  }
+  return Error(Code::kUnreachable, cat(socket.peer(), ": sent ", *n, " bytes over the connection of ", whose, ", unasked; connect again"));
 }
 
 Result<GreetedSocket> connect_and_greet(const Endpoint& endpoint, const Caller& caller, Micros deadline) {

@@ -54,6 +54,10 @@ Result<GreetedSocket> connect_and_greet(const Endpoint& endpoint, const Caller& 
 // `error` as an answer of `peer`: the text says who said it.
 Error error_of_peer(const std::string& peer, std::span<const std::byte> error_meta);
 
+// For a connection over which nothing is asked meanwhile: what comes is the end, or a last word before it.
+// returns: ok while nothing came.  errors: kUnreachable with the server's own reason, where it gave one.
+Status check_quiet(Socket& socket, std::string_view whose);
+
 class ControlLink {
  public:
   struct Answer {

@@ -21,7 +21,7 @@ constexpr std::byte kNotHere{0xff};
 // The stored bytes that a range needs: whole extents, or the whole of a block that has no table.
 ByteRange needed(const BlockRead& read) {
   if (read.range.size == 0) return {0, 0};
-  if (extent_count(read.entry.raw_size) <= 1 || read.range == ByteRange{0, read.entry.raw_size}) return {0, read.entry.stored_size};
+  if (extent_count(read.entry.stored_size) <= 1 || read.range == ByteRange{0, read.entry.stored_size}) return {0, read.entry.stored_size};
   const std::uint64_t begin = read.range.offset / kExtentBytes * kExtentBytes;
   const std::uint64_t end = (read.range.offset + read.range.size + kExtentBytes - 1) / kExtentBytes * kExtentBytes;
   return {begin, std::min(end, read.entry.stored_size) - begin};
@@ -82,12 +82,12 @@ Status OneSidedReader::open(Item& item) {
   PARAMWIRE_CHECK(memory_->reach(locator.header_arena, locator.header_offset, kHeaderBytes));
   const ByteRange range = needed(read);
   PARAMWIRE_CHECK(memory_->reach(locator.arena, locator.payload_offset, range.offset + range.size));
-  const bool whole = read.range == ByteRange{0, read.entry.raw_size};
-  const bool by_extents = !whole && range.size > 0 && extent_count(read.entry.raw_size) > 1;
+  const bool whole = read.range == ByteRange{0, read.entry.stored_size};
+  const bool by_extents = !whole && range.size > 0 && extent_count(read.entry.stored_size) > 1;
   if (range.size > 0 && (whole || by_extents)) item.direct = memory_->registered(read.target);
   if (by_extents) item.rows = rules_.find_table(read.entry);
   if (by_extents && item.rows == nullptr) {
-    const std::uint64_t size = extent_count(read.entry.raw_size) * sizeof(ExtentRow);
+    const std::uint64_t size = extent_count(read.entry.stored_size) * sizeof(ExtentRow);
     PARAMWIRE_CHECK(memory_->reach(locator.arena, extent_table_offset(read.entry, locator), size));
     item.asking = Kind::kTable;
     item.end = item.left = size;
@@ -245,7 +245,7 @@ void OneSidedReader::take_table(std::uint16_t index, const Piece& piece) {
   Item& item = items_[index];
   std::memcpy(item.table.data() + piece.at, piece.into, piece.size);
   if (piece.at + piece.size < item.end) return;
-  auto rows = parse_extent_table(item.table, item.read->entry.raw_size, item.read->entry.extent_table_crc);
+  auto rows = parse_extent_table(item.table, item.read->entry.stored_size, item.read->entry.extent_table_crc);
   if (rows.ok()) {
     item.rows = rules_.keep_table(item.read->entry, std::move(*rows));
     ask_payload(item);

@@ -104,9 +104,9 @@ Status PublishLink::put(const PublishBlock& block, std::span<const std::byte> by
   PARAMWIRE_CHECK(usable());
   auto size = block_bytes(block.dtype, block.shape, block.shard);
   if (!size.ok()) return Error(Code::kInvalid, cat("tensor \"", block.tensor, "\": ", size.error().message()));
-  if (*size != bytes.size()) {
+  if (!stored_size_valid(block.codec, *size, bytes.size())) {
     return Error(Code::kInvalid, cat("tensor \"", block.tensor, "\": ", dtype_name(block.dtype), ' ', block.shape, ' ', block.shard, " has ", *size,
-                                     " bytes, ", bytes.size(), " were given"));
+                                     " bytes, ", bytes.size(), " were given", block.codec == CodecId::kRaw ? "" : " as their encoded form"));
   }
   if (block.tensor.size() > kMaxNameBytes) {
     return Error(Code::kInvalid, cat("a tensor name has at most ", kMaxNameBytes, " bytes, \"", block.tensor.substr(0, 40), "...\" has ", block.tensor.size()));
@@ -117,6 +117,7 @@ Status PublishLink::put(const PublishBlock& block, std::span<const std::byte> by
   message.dtype = block.dtype;
   message.shape = block.shape;
   message.shard = block.shard;
+  message.codec = block.codec;
   const std::uint64_t request = ++last_request_;
   queue(message.encode(request, bytes.size()), {request, FrameType::kPutDone, block_id(block.tensor, block.shard), 0});
   Status status;

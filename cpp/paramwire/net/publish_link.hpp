@@ -25,6 +25,7 @@ struct PublishBlock {
   DType dtype = DType::kU8;
   Shape shape;  // of the whole tensor
   Shard shard;
+  CodecId codec = CodecId::kRaw;
 };
 
 class PublishLink {
@@ -40,7 +41,7 @@ class PublishLink {
 
   Version version() const noexcept { return version_; }  // that finish will commit
 
-  // Sends the block; `bytes` may change once this returns. errors: kInvalid when bytes and spec do not fit (nothing is sent, the
+  // Sends the stored bytes of the block; they may change once this returns. errors: kInvalid when bytes and spec do not fit (nothing is sent, the
   // publish goes on); of this or an earlier put, final for the publish: the server's, kCorrupt when what was stored is not
   // what was sent, kTimeout, kUnreachable.
   Status put(const PublishBlock& block, std::span<const std::byte> bytes, Micros deadline);

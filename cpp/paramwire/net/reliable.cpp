@@ -152,7 +152,7 @@ void ReliableReader::open_stream(Stream& stream, Item& item, BlockPart part, Byt
   stream.in_line = false;
   stream.asked = {options_.incarnation, item.read->entry.id, item.read->entry.version, part};
   stream.crc.emplace(stream.asked);
-  stream.part_size = part == BlockPart::kStored ? item.read->entry.stored_size : extent_count(item.read->entry.raw_size) * sizeof(ExtentRow);
+  stream.part_size = part == BlockPart::kStored ? item.read->entry.stored_size : extent_count(item.read->entry.stored_size) * sizeof(ExtentRow);
   stream.need = need;
   stream.not_before = 0;
   stream.again = false;
@@ -186,7 +186,7 @@ bool ReliableReader::open_next(Micros) {
   item.checked = 0;
   item.table_here = !item.place->wants_table();
   if (!item.table_here) {
-    item.table_bytes.resize(static_cast<std::size_t>(extent_count(read.entry.raw_size) * sizeof(ExtentRow)));
+    item.table_bytes.resize(static_cast<std::size_t>(extent_count(read.entry.stored_size) * sizeof(ExtentRow)));
     open_stream(item.table, item, BlockPart::kExtentTable, {0, item.table_bytes.size()});
   }
   if (item.place->stored().size > 0) {

@@ -8,7 +8,7 @@
 namespace paramwire {
 
 void SlotReader::read(BlockRead& item) {
-  const bool whole = item.range == ByteRange{0, item.entry.raw_size};
+  const bool whole = item.range == ByteRange{0, item.entry.stored_size};
   item.result = whole ? read_whole(item) : read_range(item);
 }
 
@@ -39,9 +39,9 @@ Result<std::span<std::byte>> SlotReader::scratch() {
 }
 
 Status SlotReader::read_range(BlockRead& item) {
-  if (extent_count(item.entry.raw_size) <= 1) {  // one extent: the block's own CRC covers it
+  if (extent_count(item.entry.stored_size) <= 1) {  // one extent: the block's own CRC covers it
     PARAMWIRE_TRY(space, scratch());
-    const auto bytes = space.first(static_cast<std::size_t>(item.entry.raw_size));
+    const auto bytes = space.first(static_cast<std::size_t>(item.entry.stored_size));
     wire_bytes_ += bytes.size();
     PARAMWIRE_TRY(crc, memory_.copy_crc64(item.locator.arena, item.locator.payload_offset, bytes, 0));
     if (!item.target.empty()) std::memcpy(item.target.data(), bytes.data() + item.range.offset, item.target.size());
@@ -80,10 +80,10 @@ Status SlotReader::read_extents(BlockRead& item, const ExtentRows& rows) {
 
 Result<std::shared_ptr<const ExtentRows>> SlotReader::extent_table(const ManifestEntry& entry, const Locator& locator) {
   if (auto known = rules_.find_table(entry)) return known;
-  std::vector<std::byte> bytes(static_cast<std::size_t>(extent_count(entry.raw_size) * sizeof(ExtentRow)));
+  std::vector<std::byte> bytes(static_cast<std::size_t>(extent_count(entry.stored_size) * sizeof(ExtentRow)));
   wire_bytes_ += bytes.size();
   PARAMWIRE_CHECK(memory_.copy(locator.arena, extent_table_offset(entry, locator), bytes));
-  PARAMWIRE_TRY(rows, parse_extent_table(bytes, entry.raw_size, entry.extent_table_crc));
+  PARAMWIRE_TRY(rows, parse_extent_table(bytes, entry.stored_size, entry.extent_table_crc));
   return rules_.keep_table(entry, std::move(rows));
 }
 

@@ -19,8 +19,8 @@ std::uint64_t key_of(const ManifestEntry& entry) { return entry.crc64 * 0x9e3779
 
 }  // namespace
 
-Result<ExtentRows> parse_extent_table(std::span<const std::byte> table, std::uint64_t raw_size, std::uint32_t expected) {
-  const std::uint64_t extents = extent_count(raw_size);
+Result<ExtentRows> parse_extent_table(std::span<const std::byte> table, std::uint64_t stored_size, std::uint32_t expected) {
+  const std::uint64_t extents = extent_count(stored_size);
   if (table.size() != extents * sizeof(ExtentRow)) {
     return Error(Code::kCorrupt, cat("extent table of ", table.size(), " bytes for ", extents, " extents"));
   }
@@ -29,7 +29,7 @@ Result<ExtentRows> parse_extent_table(std::span<const std::byte> table, std::uin
   for (std::size_t i = 0; i < rows.size(); ++i) {
     rows[i].stored_size = load_le<std::uint32_t>(table.data() + i * sizeof(ExtentRow));
     rows[i].crc32c = load_le<std::uint32_t>(table.data() + i * sizeof(ExtentRow) + 4);
-    if (rows[i].stored_size != std::min(kExtentBytes, raw_size - i * kExtentBytes)) {
+    if (rows[i].stored_size != std::min(kExtentBytes, stored_size - i * kExtentBytes)) {
       return Error(Code::kCorrupt, cat("extent ", i, " of the table says ", rows[i].stored_size, " bytes"));
     }
   }

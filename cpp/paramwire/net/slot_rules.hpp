@@ -17,9 +17,9 @@ namespace paramwire {
 
 using ExtentRows = std::vector<ExtentRow>;
 
-// Rows of a table of `table` bytes for a block of `raw_size` bytes, once its CRC was found to be `expected`.
+// Rows of a table of `table` bytes for a block of `stored_size` bytes, once its CRC was found to be `expected`.
 // errors: kCorrupt for a wrong length, CRC, or row sizes that do not add up.
-Result<ExtentRows> parse_extent_table(std::span<const std::byte> table, std::uint64_t raw_size, std::uint32_t expected);
+Result<ExtentRows> parse_extent_table(std::span<const std::byte> table, std::uint64_t stored_size, std::uint32_t expected);
 
 // Where the table of a block's slot begins, bytes from its arena's start.
 constexpr std::uint64_t extent_table_offset(const ManifestEntry& entry, const Locator& locator) noexcept {

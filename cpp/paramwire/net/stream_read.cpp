@@ -11,12 +11,12 @@ namespace paramwire {
 
 StreamRead::StreamRead(BlockRead& item, const Incarnation& incarnation, const OmittedReadChecks& omitted)
     : item_(item), incarnation_(incarnation), omitted_(omitted) {
-  const std::uint64_t raw = item.entry.raw_size;
-  whole_ = item.range == ByteRange{0, raw} || extent_count(raw) <= 1;
-  stored_ = {0, raw};
+  const std::uint64_t size = item.entry.stored_size;
+  whole_ = item.range == ByteRange{0, size} || extent_count(size) <= 1;
+  stored_ = {0, size};
   if (!whole_) {
     const std::uint64_t begin = item.range.offset / kExtentBytes * kExtentBytes;
-    const std::uint64_t end = std::min(raw, extent_count(item.range.offset + item.range.size) * kExtentBytes);
+    const std::uint64_t end = std::min(size, extent_count(item.range.offset + item.range.size) * kExtentBytes);
     stored_ = {begin, item.range.size == 0 ? 0 : end - begin};
   }
   head_skip_ = item.range.offset - stored_.offset;
@@ -58,7 +58,7 @@ Status StreamRead::check_data(const DataMessage& data) {
 }
 
 Status StreamRead::take_table(std::span<const std::byte> table) {
-  auto rows = parse_extent_table(table, item_.entry.raw_size, item_.entry.extent_table_crc);
+  auto rows = parse_extent_table(table, item_.entry.stored_size, item_.entry.extent_table_crc);
   if (!rows.ok()) return Error(Code::kCorrupt, cat("block ", item_.entry.to_string(), ": ", rows.error().message()));
   rows_ = std::move(*rows);
   return {};

@@ -18,8 +18,8 @@ constexpr std::uint64_t kFlightBytesMax = std::uint64_t{32} << 20;
 
 Status check_range(const ManifestEntry& entry, const ByteRange& range, std::uint64_t target_size) {
   if (entry.kind != EntryKind::kBlock) return Error(Code::kInvalid, cat("\"", entry.tensor, "\" is an alias and has no bytes: read its target \"", entry.target, '"'));
-  if (range.offset > entry.raw_size || range.size > entry.raw_size - range.offset) {
-    return Error(Code::kInvalid, cat("bytes ", range.offset, " and ", range.size, " more of block ", entry.to_string(), ", which has ", entry.raw_size));
+  if (range.offset > entry.stored_size || range.size > entry.stored_size - range.offset) {
+    return Error(Code::kInvalid, cat("bytes ", range.offset, " and ", range.size, " more of block ", entry.to_string(), ", which has ", entry.stored_size));
   }
   if (target_size != range.size) return Error(Code::kInvalid, cat("a target of ", target_size, " bytes for ", range.size, " bytes of block ", entry.to_string()));
   return {};

@@ -29,11 +29,12 @@ struct OmittedReadChecks {
   bool epoch = false;    // epoch and incarnation
 };
 
-// One block, or a contiguous range of one, to be read into the caller's memory.
+// One block, or a contiguous range of one, to be read into the caller's memory. Links move stored bytes and know nothing of codecs: who wants raw
+// bytes of an encoded block decodes them (client/encoded_reads.hpp).
 struct BlockRead {
   ManifestEntry entry;          // what the bytes must be; its string views are used in error texts only
   Locator locator;              // where a one-sided transport finds them; unused by others
-  ByteRange range;              // of the raw bytes; {0, entry.raw_size} is the whole block
+  ByteRange range;              // of the stored bytes; {0, entry.stored_size} is the whole block
   std::span<std::byte> target;  // exactly range.size bytes; undefined after an error
   // Set by the link:
   //   kStale        the block changed or is gone: refresh the snapshot (what an optimistic reader retries)
@@ -85,8 +86,8 @@ struct VerbsStats {
 
 struct LinkStats {
   std::uint64_t reads = 0;             // blocks or ranges asked for
-  std::uint64_t bytes = 0;             // raw bytes handed out, verified
-  std::uint64_t wire_bytes = 0;        // stored bytes moved, whole extents of ranged reads included
+  std::uint64_t bytes = 0;             // stored bytes handed out, verified
+  std::uint64_t wire_bytes = 0;        // stored bytes moved, whole extents of ranged reads and tables included
   std::uint64_t blocks_verified = 0;   // reads that passed their CRC
   std::uint64_t changed = 0;           // reads refused because the slot or version had changed
   std::uint64_t corrupt = 0;           // reads refused by CRC

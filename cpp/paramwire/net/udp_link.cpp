@@ -180,11 +180,7 @@ Result<bool> UdpLink::receive_some(DatagramSocket::Wait wait) {
 }
 
 Status UdpLink::check_control() {
-  // Nothing is asked over it after UDP_KEY: what comes is the end, or a last word before it.
-  std::array<std::byte, 4096> bytes;
-  PARAMWIRE_TRY(n, control_.try_receive(bytes));
-  if (!n) return {};
-  return Error(Code::kUnreachable, cat(control_.peer(), ": sent ", *n, " bytes over the connection of a udp link, unasked; connect again"));
+  return check_quiet(control_, "a udp link");
 }
 
 Error UdpLink::interrupted() const { return Error(Code::kTimeout, cat(control_.peer(), ": the wait for its datagrams was interrupted")); }

@@ -40,6 +40,11 @@ constexpr Micros kProbeMax = 4 * kMicrosPerSecond;
 // How long a new link asks for regions that the server has yet to register; later ones are asked for by the reads that need them.
 constexpr Micros kLearnMax = kMicrosPerSecond;
 constexpr std::uint32_t kPage = 4096;
+// Regions of one server: 16 TiB of memory, and 50 MiB here. More is no server of ours.
+constexpr std::size_t kRegionsMax = std::size_t{1} << 20;
+
+// Offsets are below 2^48.
+constexpr std::uint64_t place_key(std::uint16_t arena, std::uint64_t offset) { return std::uint64_t{arena} << 48 | offset / kRegionBytes; }
 
 Error region_gone(std::uint16_t arena, std::uint64_t offset, std::uint64_t size) {
   return Error(Code::kStale, cat("the locator names bytes ", offset, " to ", offset + size, " of arena ", arena, ", which the server does not have: take a new snapshot"));
@@ -243,9 +248,8 @@ Status VerbsLink::probe(const VerbsReadyMessage& ready, Micros deadline) {
 // ---------------------------------------------------------------- regions
 
 const VerbsLink::Place* VerbsLink::place(std::uint16_t arena, std::uint64_t offset) const noexcept {
-  if (arena >= places_.size()) return nullptr;
-  const std::uint64_t region = offset / kRegionBytes;
-  return region < places_[arena].size() ? &places_[arena][static_cast<std::size_t>(region)] : nullptr;
+  const auto known = places_.find(place_key(arena, offset));
+  return known == places_.end() ? nullptr : &known->second;
 }
 
 Result<VerbsRegionListMessage> VerbsLink::ask_regions(const VerbsRegionsMessage& what, Micros deadline) {
@@ -255,13 +259,10 @@ Result<VerbsRegionListMessage> VerbsLink::ask_regions(const VerbsRegionsMessage&
   PARAMWIRE_TRY(answer, ControlLink::ask(control_, ask.encode(request), request, FrameType::kVerbsRegionList, deadline));
   PARAMWIRE_TRY(list, VerbsRegionListMessage::decode(answer.meta));
   for (const VerbsRegion& region : list.regions) {
-    // Arenas are at most 2^48 bytes: 2^24 regions of 16 B here.
     if (region.offset >> 48 != 0 || region.arena > kArenaMax) return Error(Code::kCorrupt, cat(control_.peer(), ": a region at offset ", region.offset, " of arena ", region.arena));
-    if (places_.size() <= region.arena) places_.resize(std::size_t{region.arena} + 1);
-    auto& arena = places_[region.arena];
-    const auto index = static_cast<std::size_t>(region.offset / kRegionBytes);
-    if (arena.size() <= index) arena.resize(index + 1);
-    if (region.size > arena[index].size) arena[index] = {region.address, region.key, region.size};
+    Place& place = places_[place_key(region.arena, region.offset)];
+    if (region.size > place.size) place = {region.address, region.key, region.size};
+    if (places_.size() > kRegionsMax) return Error(Code::kCorrupt, cat(control_.peer(), ": more than ", kRegionsMax, " regions"));
   }
   regions_known_ += static_cast<std::uint32_t>(list.regions.size());
   return list;
@@ -377,11 +378,7 @@ Status VerbsLink::post(std::span<const RemoteRead> reads) {
 }
 
 Status VerbsLink::check_control() {
-  // Nothing is asked over it meanwhile: what comes is the end, or a last word before it.
-  std::array<std::byte, 4096> bytes;
-  PARAMWIRE_TRY(n, control_.try_receive(bytes));
-  if (!n) return {};
-  return Error(Code::kUnreachable, cat(control_.peer(), ": sent ", *n, " bytes over the connection of a verbs link, unasked; connect again"));
+  return check_quiet(control_, "a verbs link");
 }
 
 // Until something may have completed. errors: kUnreachable when the control connection ended; kTimeout when somebody asked for the end.

@@ -15,10 +15,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace paramwire {
@@ -78,7 +78,7 @@ class VerbsLink final : public Link {
   std::shared_ptr<VerbsDevice> device_;
   std::unique_ptr<VerbsQueue> queue_;
   std::unique_ptr<OneSidedReader> reader_;
-  std::vector<std::vector<Place>> places_;      // by arena and region
+  std::unordered_map<std::uint64_t, Place> places_;  // by arena (upper 16 bits) and region: memory for those that were named, whatever their offsets
   std::uint32_t regions_known_ = 0;
   std::uint64_t requests_ = 0;                  // asked over the control connection
   Status control_lost_;                         // while a region was asked for

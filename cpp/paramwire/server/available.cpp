@@ -1,6 +1,7 @@
 #include "paramwire/server/available.hpp"
 
 #include "paramwire/base/text.hpp"
+#include "paramwire/codec/codec.hpp"
 #include "paramwire/control/coordinator.hpp"
 #include "paramwire/net/transports.hpp"
 #include "paramwire/store/memory_limit.hpp"
@@ -23,7 +24,7 @@ std::vector<SeamAvailability> available_seams() {
   }
   return {{"transports", std::move(transports)},
           {"tiers", std::move(tiers)},
-          {"codecs", {{"raw", true, "blocks are stored as their bytes"}}},
+          {"codecs", available_codecs()},
           {"coordinators", available_coordinators()}};
 }
 

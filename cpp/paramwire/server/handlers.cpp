@@ -3,11 +3,17 @@
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/net/udp_key.hpp"
+#include "paramwire/wire/delta_message.hpp"
 
 #include <algorithm>
 #include <cassert>
 
 namespace paramwire {
+
+namespace {
+// Of deltas in one answer: they are copied for it, and a client that is slow to take them holds that copy.
+constexpr std::size_t kDeltaAnswerBytes = std::size_t{16} << 20;
+}  // namespace
 
 Handlers::Handlers(BlockStore& store, Tier& tier, Coordinator& coordinator, DescriptorSource* descriptors, HandlerOptions options)
     : store_(store), tier_(tier), coordinator_(coordinator), descriptors_(descriptors), options_(std::move(options)) {}
@@ -80,11 +86,11 @@ Result<PutSlot> Handlers::begin_put(const PutMessage& put, std::uint64_t body_si
   }
   auto size = block_bytes(put.dtype, put.shape, put.shard);
   if (!size.ok()) return Error(Code::kInvalid, cat("tensor \"", put.tensor, "\": ", size.error().message()));
-  if (*size != body_size) {
+  if (put.codec == CodecId::kRaw && *size != body_size) {
     return Error(Code::kInvalid, cat("tensor \"", put.tensor, "\": ", dtype_name(put.dtype), ' ', put.shape, ' ', put.shard, " has ", *size,
                                      " bytes, ", body_size, " were announced"));
   }
-  return store_.put_begin(put.publish, BlockSpec{put.tensor, put.dtype, put.shape, put.shard}, now);
+  return store_.put_begin(put.publish, BlockSpec{put.tensor, put.dtype, put.shape, put.shard, put.codec, body_size}, now);
 }
 
 void Handlers::on_body(Session& session, std::span<const std::byte> part) noexcept {
@@ -148,6 +154,7 @@ Status Handlers::dispatch(Session& session, FrameType type, std::uint64_t reques
     case FrameType::kHello: return on_hello(session, request, meta);
     case FrameType::kSnapshot: return on_snapshot(session, request, meta, now);
     case FrameType::kGet: return on_get(session, request, meta, now);
+    case FrameType::kDeltas: return on_deltas(session, request, meta, now);
     case FrameType::kArena: return on_arena(session, request, meta);
     case FrameType::kPins: return on_pins(session, request);
     case FrameType::kUdpOpen: return on_udp_open(session, request);
@@ -272,6 +279,31 @@ Status Handlers::on_get(Session& session, std::uint64_t request, std::span<const
   return {};
 }
 
+// As many as one answer has room for; at least the first.
+Status Handlers::on_deltas(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
+  PARAMWIRE_TRY(message, DeltasMessage::decode(meta));
+  if (message.incarnation != store_.incarnation()) {
+    return Error(Code::kStale, cat("deltas were asked of incarnation ", message.incarnation, ", this server is ", store_.incarnation(), " (it restarted): take a new snapshot"));
+  }
+  DeltaListMessage list;
+  auto body = std::make_shared<Bytes>();
+  for (const DeltasMessage::Ask& ask : message.asks) {
+    const auto found = options_.deltas == nullptr ? DeltaMaker::Found{} : options_.deltas->find(ask.block, ask.version, ask.base, now);
+    const std::uint64_t size = found.bytes ? found.bytes->size() : 0;
+    if (!list.sizes.empty() && body->size() + size > kDeltaAnswerBytes) break;
+    list.sizes.push_back(found.pending ? kDeltaPending : size);
+    if (!found.bytes) continue;
+    body->insert(body->end(), found.bytes->begin(), found.bytes->end());
+    options_.deltas->sent(size);
+  }
+  Outgoing out;
+  out.head = list.encode(request);
+  out.body = *body;
+  out.owned = std::move(body);
+  session.outgoing.push_back(std::move(out));
+  return {};
+}
+
 Status Handlers::on_arena(Session& session, std::uint64_t request, std::span<const std::byte> meta) {
   PARAMWIRE_TRY(message, ArenaMessage::decode(meta));
   if (!session.local_) return Error(Code::kUnavailable, "arenas are mapped over a unix socket, this is TCP: connect to the server's unix socket");
@@ -332,6 +364,7 @@ Result<Version> Handlers::finish(PublishId id, Micros now) {
     return coordinator_.commit(base, next, root);
   }, now));
   published_ = true;
+  if (options_.deltas != nullptr) options_.deltas->published(now);
   return version;
 }
 
@@ -375,6 +408,11 @@ void Handlers::on_stat(Session& session, std::uint64_t request) {
       {"quarantined_slots", s.quarantined_slots}, {"quarantined_bytes", s.quarantined_bytes}, {"publishes", s.publishes},
       {"publishes_refused", s.publishes_refused}, {"leases_revoked", s.leases_revoked}, {"slots_reclaimed", s.slots_reclaimed},
       {"frames", frames_}, {"gets", gets_}, {"get_bytes", get_bytes_}};
+  const DeltaStats deltas = options_.deltas == nullptr ? DeltaStats{} : options_.deltas->stats();
+  for (const auto& [name, value] : {std::pair("deltas_made", deltas.made), {"deltas_useless", deltas.useless}, {"deltas_kept", deltas.kept}, {"deltas_kept_bytes", deltas.kept_bytes},
+                                    {"deltas_sent", deltas.sent}, {"deltas_sent_bytes", deltas.sent_bytes}, {"deltas_waiting", deltas.waiting}}) {
+    message.values.emplace_back(name, value);
+  }
   reply(session, message.encode(request));
 }
 

@@ -8,6 +8,7 @@
 
 #include "paramwire/base/stream_filter.hpp"
 #include "paramwire/control/coordinator.hpp"
+#include "paramwire/server/delta_maker.hpp"
 #include "paramwire/server/udp_responder.hpp"
 #include "paramwire/server/verbs_endpoint.hpp"
 #include "paramwire/store/block_store.hpp"
@@ -109,6 +110,7 @@ struct HandlerOptions {
   std::string no_datagrams = "it was started without";  // why, for error texts
   VerbsDoor* verbs = nullptr;               // opens queue pairs; nullptr: this server can't be read by RDMA
   std::string no_verbs = "it was started without";
+  DeltaMaker* deltas = nullptr;             // nullptr: this server makes none
   std::function<Result<std::uint64_t>()> random = system_random;  // for publish ids; the simulation brings its own
 };
 
@@ -151,6 +153,7 @@ class Handlers {
   Status on_snapshot(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
   Status answer_snapshot(Session& session, std::uint64_t request, const SnapshotMessage& message, Micros now);
   Status on_get(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
+  Status on_deltas(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
   Status on_arena(Session& session, std::uint64_t request, std::span<const std::byte> meta);
   Status on_pins(Session& session, std::uint64_t request);
   Status on_udp_open(Session& session, std::uint64_t request);

@@ -201,6 +201,10 @@ Result<std::unique_ptr<Server>> Server::open(const ServerOptions& options) {
   }
   server->udp_ports_ = limits.udp_ports;
   server->udp_ports_.resize(listeners.size(), 0);
+  if (options.deltas.bytes_max > 0) {
+    core->deltas = std::make_unique<DeltaMaker>(core->mutex, *core->store, options.deltas);
+    handler_options.deltas = core->deltas.get();
+  }
   core->handlers.emplace(*core->store, *core->tier, *core->coordinator, &core->pins, std::move(handler_options));
 
   PARAMWIRE_TRY(loop, EventLoop::create(core, std::move(listeners), limits));
@@ -229,8 +233,11 @@ void Server::close(Micros drain) {
   thread_->stop(steady_clock().now() + drain);
   thread_.reset();
   if (udp_) udp_->stop();  // after the connections: what they were promised was still sent
-  const std::lock_guard lock(core_->mutex);
-  core_->closed = true;
+  {
+    const std::lock_guard lock(core_->mutex);
+    core_->closed = true;  // from here on nobody finishes a publish
+  }
+  core_->deltas.reset();
 }
 
 Result<LocalPublish> Server::publish(bool any_base, const std::optional<Version>& base) {
@@ -262,6 +269,7 @@ Result<ServerStats> Server::stats() const {
     out.store = core_->store->stats();
     out.pin_tables = core_->pins.tables();
     out.tier_note = core_->store->tier_note();
+    if (core_->deltas) out.deltas = core_->deltas->stats();
     if (core_->verbs) out.verbs = core_->verbs->stats();
     out.no_verbs = core_->verbs ? std::string() : core_->handlers->options().no_verbs;
   }
@@ -329,15 +337,17 @@ Status LocalPublish::put(const BlockSpec& spec, std::span<const std::byte> bytes
   if (core_ == nullptr) return Error(Code::kInvalid, "this publish was finished or aborted");
   PARAMWIRE_CHECK(core_->guard.check("publish"));
   PARAMWIRE_TRY(size, block_bytes(spec.dtype, spec.shape, spec.shard));
-  if (size != bytes.size()) {
+  if (!stored_size_valid(spec.codec, size, bytes.size())) {
     return Error(Code::kInvalid, cat("tensor \"", spec.tensor, "\": ", dtype_name(spec.dtype), ' ', spec.shape, ' ', spec.shard, " has ", size,
                                      " bytes, ", bytes.size(), " were given"));
   }
   std::unique_lock lock(core_->mutex);
   PARAMWIRE_CHECK(usable());
-  PARAMWIRE_TRY(put, core_->store->put_begin(id_, spec, steady_clock().now()));
+  BlockSpec stored = spec;
+  stored.stored_size = bytes.size();
+  PARAMWIRE_TRY(put, core_->store->put_begin(id_, stored, steady_clock().now()));
   lock.unlock();
-  extents_.assign(static_cast<std::size_t>(extent_count(size)), 0);
+  extents_.assign(static_cast<std::size_t>(extent_count(bytes.size())), 0);
   const std::uint64_t crc = copy_crc64_extents(put.payload.data(), bytes.data(), bytes.size(), extents_);
   lock.lock();
   return core_->store->put_seal(id_, put, crc, extents_, steady_clock().now());

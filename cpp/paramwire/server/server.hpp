@@ -56,6 +56,7 @@ struct ServerOptions {
   std::string coordinator = "memory";
   std::uint32_t epoch_after = 0;      // the server's epoch is above this one: of the checkpoint that it is restored from
   BlockStoreOptions store;            // incarnation and epoch are set by open()
+  DeltaOptions deltas;                // between versions, for clients that hold older ones
   std::uint64_t put_bytes_max = std::uint64_t{1} << 40;
   // Each costs about 70 KiB and a descriptor.
   std::uint32_t connections_max = 1024;
@@ -76,7 +77,7 @@ class LocalPublish {
   ~LocalPublish();
 
   Version version() const noexcept { return version_; }  // that finish will commit
-  // Copies `bytes` into the store. errors: kInvalid when they do not fit the spec; as BlockStore::put_begin.
+  // Copies `bytes`, the stored ones, into the store. errors: kInvalid when they do not fit the spec; as BlockStore::put_begin.
   Status put(const BlockSpec& spec, std::span<const std::byte> bytes);
   Status remove(std::string_view tensor);
   Status alias(std::string_view tensor, std::string_view target);

@@ -47,6 +47,7 @@ struct ServerCore {
   PinRegistry pins;
   std::unique_ptr<VerbsEndpoint> verbs;  // nullptr: none; before the tier whose memory it has registered is gone
   std::optional<BlockStore> store;
+  std::unique_ptr<DeltaMaker> deltas;    // nullptr: none are made; its thread takes `mutex`
   std::optional<Handlers> handlers;
   bool closed = false;
   std::unique_ptr<UdpResponder> udp;  // has its own lock

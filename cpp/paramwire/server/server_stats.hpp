@@ -1,6 +1,7 @@
 // What a server counts. Numbers since its start, but what says "now".
 #pragma once
 
+#include "paramwire/base/env.hpp"
 #include "paramwire/store/block_store.hpp"
 
 #include <cstdint>
@@ -35,12 +36,25 @@ struct VerbsServerStats {
   std::uint64_t region_bytes = 0;
 };
 
+struct DeltaOptions {
+  std::uint64_t bytes_max = std::uint64_t{1} << 30;        // of deltas kept; past it none is made. 0: this server makes none
+  // Raw bytes of a block: making a delta takes twice as much memory. Larger blocks are fetched.
+  std::uint64_t block_bytes_max = std::uint64_t{1} << 30;
+  Micros interest = 600 * kMicrosPerSecond;                // since somebody asked: publishes are prepared for
+};
+
+struct DeltaStats {
+  std::uint64_t made = 0, useless = 0;  // useless: would not have been smaller than the block as it is stored
+  std::uint64_t kept = 0, kept_bytes = 0, sent = 0, sent_bytes = 0, waiting = 0;
+};
+
 struct ServerStats {
   StoreStats store;
   std::uint64_t connections = 0, accepted = 0, refused = 0, closed_for_protocol = 0, closed_for_key = 0, closed_for_stall = 0, loop_turns = 0, pin_tables = 0;
   std::string tier_note;
   UdpServerStats udp;
   VerbsServerStats verbs;
+  DeltaStats deltas;
   std::string no_verbs;                // why clients can't read by RDMA; empty: they can
 };
 

@@ -53,6 +53,12 @@ std::shared_ptr<const Manifest> BlockStore::manifest(Version version) const {
   return it == versions_.end() ? nullptr : it->second;
 }
 
+std::vector<Version> BlockStore::versions() const {
+  std::vector<Version> out;
+  for (const auto& [version, manifest] : versions_) out.push_back(version);
+  return out;
+}
+
 Result<BlockStore::Held> BlockStore::hold(BlockId block, Version version) {
   // Newest first: nearly every fetch is for it, and an unchanged block has one entry version in all of them.
   std::optional<Version> other;
@@ -65,7 +71,7 @@ Result<BlockStore::Held> BlockStore::hold(BlockId block, Version version) {
     }
     const SlotIndex slot = hit->tag;
     ++holds_[slot];
-    return Held{slot, slots_.payload(slot), slots_.extent_table(slot)};
+    return Held{slot, slots_.payload(slot), slots_.extent_table(slot), hit->entry.codec, hit->entry.dtype, hit->entry.raw_size};
   }
   if (!other) return Error(Code::kNotFound, cat("block ", block, " is in no readable snapshot"));
   return Error(Code::kStale, cat("block ", block, " at version ", version, " is gone or not there yet, the newest readable is ",

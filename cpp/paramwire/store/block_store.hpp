@@ -68,6 +68,8 @@ struct BlockSpec {
   DType dtype = DType::kU8;
   Shape shape;                // of the whole tensor
   Shard shard;
+  CodecId codec = CodecId::kRaw;
+  std::uint64_t stored_size = 0;  // of an encoded block: above 0 and below its raw size; not read for codec raw
 };
 
 // A put in progress: write exactly `payload.size()` bytes, note each extent's CRC-32C, then put_seal.
@@ -102,7 +104,7 @@ class BlockStore {
   //         cap, naming the process that holds the views.
   Result<Version> publish_start(PublishId id, bool any_base, const std::optional<Version>& base, Micros now);
   // errors of all below: kStale when the publish is unknown here (aborted, expired, or of another incarnation).
-  // put_begin: kInvalid for a bad name, shape or shard; kBackpressure when the tier is full and nothing may be revoked.
+  // put_begin: kInvalid for a bad name, shape, shard or stored size; kBackpressure when the tier is full and nothing may be revoked.
   Result<PutSlot> put_begin(PublishId id, const BlockSpec& spec, Micros now);
   // `crc64` and `extents` (one CRC-32C for each 64 KiB) of the payload as written. A second put of a block replaces the first.
   Status put_seal(PublishId id, const PutSlot& put, std::uint64_t crc64, std::span<const std::uint32_t> extents, Micros now);
@@ -131,6 +133,8 @@ class BlockStore {
   Result<Opened> open(const std::optional<Version>& want, Micros lease_ttl, Micros now);
   Result<Micros> renew(LeaseId lease, Micros ttl, Micros now);
   void release(LeaseId lease, Micros now);
+  // Readable ones, oldest first.
+  std::vector<Version> versions() const;
   // The manifest of `version` if it is still readable, for deltas.
   std::shared_ptr<const Manifest> manifest(Version version) const;
   // A block at exactly the entry version asked for, held so that its slot stays until unhold().
@@ -138,6 +142,9 @@ class BlockStore {
     SlotIndex slot = 0;
     std::span<const std::byte> payload;
     std::span<const std::byte> extent_table;
+    CodecId codec = CodecId::kRaw;
+    DType dtype = DType::kU8;
+    std::uint64_t raw_size = 0;
   };
   // errors: kNotFound (no such block); kStale when that version of the block is gone or not there, naming the one that is.
   Result<Held> hold(BlockId block, Version version);

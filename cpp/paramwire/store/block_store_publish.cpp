@@ -28,6 +28,7 @@ std::uint64_t encode_key(Bytes& keys, std::string_view tensor, std::string_view 
   out.varint(spec.shard.heads);
   out.varint(spec.shard.begin);
   out.varint(spec.shard.end);
+  out.put<std::uint8_t>(static_cast<std::uint8_t>(spec.codec));
   return at;
 }
 
@@ -44,6 +45,7 @@ void decode_key(const Bytes& keys, std::uint64_t at, ManifestEntry& entry) {
   entry.shard.heads = static_cast<std::uint32_t>(in.varint());
   entry.shard.begin = in.varint();
   entry.shard.end = in.varint();
+  entry.codec = static_cast<CodecId>(in.get<std::uint8_t>());
 }
 
 Status check_name(std::string_view tensor) {
@@ -108,8 +110,13 @@ Result<PutSlot> BlockStore::put_begin(PublishId id, const BlockSpec& spec, Micro
   PARAMWIRE_CHECK(check_name(spec.tensor));
   auto size = block_bytes(spec.dtype, spec.shape, spec.shard);
   if (!size.ok()) return Error(Code::kInvalid, cat("tensor \"", spec.tensor, "\": ", size.error().message()));
+  const std::uint64_t stored_size = spec.codec == CodecId::kRaw ? *size : spec.stored_size;
+  if (static_cast<std::uint16_t>(spec.codec) > kCodecMax || !stored_size_valid(spec.codec, *size, stored_size)) {
+    return Error(Code::kInvalid, cat("tensor \"", spec.tensor, "\": ", dtype_name(spec.dtype), ' ', spec.shape, ' ', spec.shard, " has ", *size, " bytes, which codec ",
+                                     static_cast<unsigned>(spec.codec), " can't store as ", stored_size));
+  }
   PARAMWIRE_CHECK(check_quarantine());
-  PARAMWIRE_TRY(slot, open_slot(*size, now));
+  PARAMWIRE_TRY(slot, open_slot(stored_size, now));
   open_puts_.emplace(slot, OpenPut{id, encode_key(publish->keys, spec.tensor, "", spec), false});
   publish->shards = publish->shards || spec.shard.kind != ShardKind::kWhole;
   return PutSlot{slot, block_id(spec.tensor, spec.shard), slots_.payload(slot)};
@@ -143,7 +150,8 @@ Status BlockStore::put_seal(PublishId id, const PutSlot& put, std::uint64_t crc6
   staged.key = key;
   staged.crc64 = crc64;
   staged.slot = put.slot;
-  staged.table_crc = slots_.seal(put.slot, put.block, (*publish)->version, entry.dtype, crc64, extents);
+  const std::uint64_t raw_size = *block_bytes(entry.dtype, entry.shape, entry.shard);  // as put_begin had it
+  staged.table_crc = slots_.seal(put.slot, {put.block, (*publish)->version, entry.dtype, entry.codec, raw_size, crc64}, extents);
   if (entry.shard.kind != ShardKind::kWhole) {
     const BlockId whole = block_id(entry.tensor, Shard::whole());
     if ((*publish)->aliases.contains(whole) || aliases_.contains(std::string(entry.tensor))) {
@@ -249,7 +257,8 @@ std::vector<ManifestChange> BlockStore::take_changes(Publish& publish, const Man
       change.entry.kind = item.kind == Staged::Kind::kAlias ? EntryKind::kAlias : EntryKind::kBlock;
       change.tag = item.slot;
       if (item.kind == Staged::Kind::kBlock) {
-        change.entry.raw_size = change.entry.stored_size = slots_.payload(item.slot).size();
+        change.entry.raw_size = *block_bytes(change.entry.dtype, change.entry.shape, change.entry.shard);
+        change.entry.stored_size = slots_.payload(item.slot).size();
         change.entry.crc64 = item.crc64;
         change.entry.extent_table_crc = item.table_crc;
       }

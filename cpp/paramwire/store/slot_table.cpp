@@ -76,18 +76,18 @@ Result<SlotIndex> SlotTable::open(std::uint64_t stored_size) {
   return slot;
 }
 
-std::uint32_t SlotTable::seal(SlotIndex slot, BlockId block, Version version, DType dtype, std::uint64_t crc64,
-                              std::span<const std::uint32_t> extents) {
+std::uint32_t SlotTable::seal(SlotIndex slot, const Sealed& what, std::span<const std::uint32_t> extents) {
   SlotHeader* target = line(slot);
   SlotHeader header{};
   header.seq = target->seq + 1;
-  header.version_counter = version.counter;
-  header.epoch = version.epoch;
-  header.raw_size = header.stored_size = target->stored_size;
-  header.crc64 = crc64;
-  header.block = block.value;
-  header.codec = static_cast<std::uint16_t>(CodecId::kRaw);
-  header.dtype = static_cast<std::uint16_t>(dtype);
+  header.version_counter = what.version.counter;
+  header.epoch = what.version.epoch;
+  header.raw_size = what.raw_size;
+  header.stored_size = target->stored_size;
+  header.crc64 = what.crc64;
+  header.block = what.block.value;
+  header.codec = static_cast<std::uint16_t>(what.codec);
+  header.dtype = static_cast<std::uint16_t>(what.dtype);
 
   std::uint32_t table_crc = 0;
   if (table_bytes(header.stored_size) > 0) {

@@ -26,10 +26,18 @@ class SlotTable {
   // A slot for a block of `stored_size` bytes; its seq is odd and fenced: the payload may be written.
   // errors: as Tier::allocate; kBackpressure when slot numbers run out (2^32).
   Result<SlotIndex> open(std::uint64_t stored_size);
-  // Writes the header of an open slot, fenced after the payload, and makes seq even. `extents` (empty for one extent or
-  // less) are the CRC-32C of each raw extent; returns the CRC of the table, which the manifest holds.
-  std::uint32_t seal(SlotIndex slot, BlockId block, Version version, DType dtype, std::uint64_t crc64,
-                     std::span<const std::uint32_t> extents);
+  // What the header says of a payload, beside its stored size.
+  struct Sealed {
+    BlockId block;
+    Version version;
+    DType dtype = DType::kU8;
+    CodecId codec = CodecId::kRaw;
+    std::uint64_t raw_size = 0;
+    std::uint64_t crc64 = 0;
+  };
+  // Writes the header of an open slot, fenced after the payload, and makes seq even. `extents` (not read for one extent or
+  // less) are the CRC-32C of each extent; returns the CRC of the table, which the manifest holds.
+  std::uint32_t seal(SlotIndex slot, const Sealed& what, std::span<const std::uint32_t> extents);
   // seq becomes odd: no new reader accepts the slot, its bytes stay. Idempotent. Fence before looking at pins.
   void withdraw(SlotIndex slot);
   // Takes the slot back; it must be withdrawn or open.

@@ -15,8 +15,8 @@ const char* verify(const SlotHeader& header) noexcept {
   if (header.block == 0) return "block zero";
   if (header.epoch == 0 || header.version_counter == 0) return "version zero";
   if (header.dtype == 0 || header.dtype > kDTypeMax) return "dtype";
-  if (header.codec != static_cast<std::uint16_t>(CodecId::kRaw)) return "codec";
-  if (header.stored_size != header.raw_size) return "stored size";
+  if (header.codec > kCodecMax) return "codec";
+  if (!stored_size_valid(static_cast<CodecId>(header.codec), header.raw_size, header.stored_size)) return "stored size";
   return nullptr;
 }
 

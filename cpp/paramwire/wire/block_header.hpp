@@ -52,9 +52,9 @@ std::uint32_t slot_header_crc(const SlotHeader& header) noexcept;
 // "version zero", "dtype", "codec", "stored size". Whether it is the block and version wanted is the caller's to compare.
 const char* verify(const SlotHeader& header) noexcept;
 
-// One row of an extent table: 8 bytes, little-endian, row i for raw bytes [i * 64 KiB, (i + 1) * 64 KiB).
+// One row of an extent table: 8 bytes, little-endian, row i for stored bytes [i * 64 KiB, (i + 1) * 64 KiB).
 struct ExtentRow {
-  std::uint32_t stored_size;  // stored bytes of this extent; equals its raw bytes for codec raw
+  std::uint32_t stored_size;  // of this extent: 64 KiB, or what is left
   std::uint32_t crc32c;       // CRC-32C of those stored bytes
 };
 static_assert(sizeof(ExtentRow) == 8);

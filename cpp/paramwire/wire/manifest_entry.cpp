@@ -36,10 +36,12 @@ Status decode_block_body(ByteReader& in, ManifestEntry& entry) {
   if (!raw_size.ok()) return malformed(in, "shard range");
   entry.raw_size = *raw_size;
   const std::uint64_t codec = in.varint();
-  if (codec != static_cast<std::uint64_t>(CodecId::kRaw)) return malformed(in, "codec");
-  entry.stored_size = entry.raw_size;
+  if (codec > kCodecMax) return malformed(in, "codec");
+  entry.codec = static_cast<CodecId>(codec);
+  entry.stored_size = entry.codec == CodecId::kRaw ? entry.raw_size : in.varint();
+  if (!stored_size_valid(entry.codec, entry.raw_size, entry.stored_size)) return malformed(in, "stored size");
   entry.crc64 = in.get<std::uint64_t>();
-  if (entry.raw_size > kExtentBytes) entry.extent_table_crc = in.get<std::uint32_t>();
+  if (entry.stored_size > kExtentBytes) entry.extent_table_crc = in.get<std::uint32_t>();
   return {};
 }
 
@@ -134,12 +136,12 @@ Status check_entry(const ManifestEntry& entry) {
   PARAMWIRE_CHECK(dtype_from_code(static_cast<std::uint64_t>(entry.dtype)));
   PARAMWIRE_TRY(bytes, block_bytes(entry.dtype, entry.shape, entry.shard));
   if (bytes != entry.raw_size) return refuse(cat("holds ", bytes, " bytes, not ", entry.raw_size));
-  if (entry.codec != CodecId::kRaw) return refuse(cat("unknown codec ", static_cast<unsigned>(entry.codec)));
-  if (entry.stored_size != entry.raw_size) {
-    return refuse(cat("codec raw stores ", entry.raw_size, " bytes as they are, not ", entry.stored_size));
+  if (static_cast<std::uint16_t>(entry.codec) > kCodecMax) return refuse(cat("unknown codec ", static_cast<unsigned>(entry.codec)));
+  if (!stored_size_valid(entry.codec, entry.raw_size, entry.stored_size)) {
+    return refuse(cat("codec ", static_cast<unsigned>(entry.codec), " stores ", entry.raw_size, " bytes as ", entry.stored_size, ": raw keeps the size, the others lessen it"));
   }
-  if (entry.raw_size <= kExtentBytes && entry.extent_table_crc != 0) {
-    return refuse(cat("a block of ", entry.raw_size, " bytes has no extent table, so its CRC is 0"));
+  if (entry.stored_size <= kExtentBytes && entry.extent_table_crc != 0) {
+    return refuse(cat("a block of ", entry.stored_size, " stored bytes has no extent table, so its CRC is 0"));
   }
   return {};
 }
@@ -165,8 +167,9 @@ void encode_entry(std::vector<std::byte>& bytes, const ManifestEntry& entry) {
   out.put<std::uint8_t>(static_cast<std::uint8_t>(entry.shape.rank()));
   for (std::uint64_t dim : entry.shape.dims()) out.varint(dim);
   out.varint(static_cast<std::uint64_t>(entry.codec));
+  if (entry.codec != CodecId::kRaw) out.varint(entry.stored_size);
   out.put<std::uint64_t>(entry.crc64);
-  if (entry.raw_size > kExtentBytes) out.put<std::uint32_t>(entry.extent_table_crc);
+  if (entry.stored_size > kExtentBytes) out.put<std::uint32_t>(entry.extent_table_crc);
 }
 
 Result<ManifestEntry> decode_entry(ByteReader& in) {
@@ -218,9 +221,9 @@ ManifestEntry decode_checked_entry(const std::byte* bytes) noexcept {
   if (const auto shape = Shape::from({dims.data(), rank}); shape.ok()) entry.shape = *shape;
   entry.codec = static_cast<CodecId>(in.varint());
   entry.raw_size = checked_block_bytes(entry.dtype, entry.shape, entry.shard);
-  entry.stored_size = entry.raw_size;
+  entry.stored_size = entry.codec == CodecId::kRaw ? entry.raw_size : in.varint();
   entry.crc64 = in.get<std::uint64_t>();
-  if (entry.raw_size > kExtentBytes) entry.extent_table_crc = in.get<std::uint32_t>();
+  if (entry.stored_size > kExtentBytes) entry.extent_table_crc = in.get<std::uint32_t>();
   return entry;
 }
 

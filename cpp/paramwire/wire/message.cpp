@@ -96,6 +96,8 @@ std::string_view frame_type_name(FrameType type) noexcept {
     case FrameType::kRelease: return "RELEASE";
     case FrameType::kGet: return "GET";
     case FrameType::kData: return "DATA";
+    case FrameType::kDeltas: return "DELTAS";
+    case FrameType::kDeltaList: return "DELTA_LIST";
     case FrameType::kArena: return "ARENA";
     case FrameType::kArenaFd: return "ARENA_FD";
     case FrameType::kPins: return "PINS";
@@ -406,6 +408,7 @@ Bytes PutMessage::encode(std::uint64_t request, std::uint64_t body_size) const {
   out.put<std::uint32_t>(shard.heads);
   out.put<std::uint64_t>(shard.begin);
   out.put<std::uint64_t>(shard.end);
+  out.put<std::uint16_t>(static_cast<std::uint16_t>(codec));
   return message_frame(FrameType::kPut, request, meta, body_size);
 }
 Result<PutMessage> PutMessage::decode(std::span<const std::byte> meta) {
@@ -429,7 +432,10 @@ Result<PutMessage> PutMessage::decode(std::span<const std::byte> meta) {
   m.shard.heads = in.get<std::uint32_t>();
   m.shard.begin = in.get<std::uint64_t>();
   m.shard.end = in.get<std::uint64_t>();
+  const std::uint16_t codec = in.get<std::uint16_t>();
+  m.codec = static_cast<CodecId>(codec);
   if (!in.finished()) return bad_message("PUT", "length");
+  if (codec > kCodecMax) return bad_message("PUT", "codec");
   if (!valid_name(m.tensor)) return bad_message("PUT", "tensor name");
   if (!canonical(m.shard)) return bad_message("PUT", "shard");
   return m;

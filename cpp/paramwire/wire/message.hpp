@@ -24,7 +24,7 @@ namespace paramwire {
 enum class FrameType : std::uint8_t {
   kHello = 1, kWelcome = 2, kError = 3, kOk = 4,
   kSnapshot = 10, kManifest = 11, kRenew = 12, kRelease = 13,
-  kGet = 20, kData = 21,
+  kGet = 20, kData = 21, kDeltas = 22, kDeltaList = 23,  // wire/delta_message.hpp
   kArena = 30, kArenaFd = 31, kPins = 32, kPinsFd = 33,
   kPublishStart = 40, kPublishId = 41, kPut = 42, kPutDone = 43, kRemove = 44, kAlias = 45, kFinish = 46, kPublished = 47,
   kAbort = 48,
@@ -172,6 +172,8 @@ struct PutMessage {
   DType dtype = DType::kU8;
   Shape shape;                       // of the whole tensor
   Shard shard;
+  CodecId codec = CodecId::kRaw;
+  // Body: the stored bytes, body_size of them.
   Bytes encode(std::uint64_t request, std::uint64_t body_size) const;
   static Result<PutMessage> decode(std::span<const std::byte> meta);
 };
