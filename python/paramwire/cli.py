@@ -58,6 +58,7 @@ COMMANDS = {
     "bench ready": "paramwire.cli_bench_ready:bench_ready",
     "bench generate": "paramwire.cli_bench_model:bench_generate",
     "bench memory": "paramwire.cli_bench_model:bench_memory",
+    "bench checkpoint": "paramwire.cli_bench_checkpoint:bench_checkpoint",
 }
 
 
@@ -249,6 +250,14 @@ def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--tiny", type=positive, default=1_300_000, metavar="N", help="64-byte tensors served (default 1300000)"
         )
+    if name == "bench checkpoint":
+        parser.add_argument("--bytes", type=byte_size, default=256 << 20, metavar="SIZE",
+                            help="of the model that is saved (default 256MiB)")  # fmt: skip
+        parser.add_argument(
+            "--directory", metavar="DIR", help="on the disk that is meant (default: the temporary directory)"
+        )
+        parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="medians of so many (default 5)")
+        parser.add_argument("--workers", type=positive, default=2, metavar="N", help="threads (default 2)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
@@ -375,13 +384,14 @@ def make_parser() -> argparse.ArgumentParser:
         ("report", "one HTML page with plots and tables, from runs or from files of JSON lines"),
         ("generate", "generation with all parameters remote, beside all local and beside the link's bound"),
         ("memory", "what a client needs beside its buffers, and a server beside its bytes"),
+        ("checkpoint", "saves and restores of each form, beside a plain copy of the same bytes with fsync"),
     ):
         made = kinds.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", parents=[common])
         made.set_defaults(run=COMMANDS["bench " + name])
         if name in ("codec", "ready"):
             (add_bench_codec if name == "codec" else add_bench_ready)(made)
             continue
-        add = add_bench if name in ("generate", "memory") else add_harness
+        add = add_bench if name in ("generate", "memory", "checkpoint") else add_harness
         add("bench " + name, made)
     return parser
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import paramwire
+from paramwire import checkpoint
 from paramwire.cli_common import CliError, bytes_progress, console, facts, in_bytes, json_line, key_file, notes
 from paramwire.cli_model import Model, open_model, publish_model
 
@@ -76,7 +77,7 @@ def serve(options: argparse.Namespace) -> int:
                     trace=trace,
                     key=key_file(options),
                     verbs=options.verbs,
-                    epoch_after=source.version.epoch if isinstance(source, paramwire.Checkpoint) else 0,
+                    epoch_after=newest_epoch(options.checkpoint),
                 )
                 metrics = open_metrics(server, options.metrics)
                 begin = time.perf_counter()
@@ -106,6 +107,13 @@ def open_source(options: argparse.Namespace) -> contextlib.AbstractContextManage
     for note in found.notes:
         notes().print(f"paramwire: {note}: an older checkpoint is served")
     return found
+
+
+def newest_epoch(directory: str | None) -> int:
+    """Highest epoch of the checkpoints there, those that can't be read by their names: readers may have seen its
+    versions. 0 without a directory.
+    """
+    return max((item.version.epoch for item in checkpoint.ls(directory)), default=0) if directory is not None else 0
 
 
 def publish_source(

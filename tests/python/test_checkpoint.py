@@ -122,6 +122,28 @@ def test_restoring_replaces_what_a_server_has(tmp_path: Path, server):
             assert_same(snapshot.fetch_many(list(snapshot)), arrays)
 
 
+def test_what_a_server_holds_encoded_is_saved_as_its_raw_bytes(tmp_path: Path, server):
+    arrays = model()
+    with server.publish(codec="planes") as publish:
+        publish.put_all(arrays)
+    with pw.connect(server.address) as client:
+        saved = checkpoint.save(tmp_path / "d", client)
+        assert_same(checkpoint.restore_arrays(tmp_path / "d"), arrays)
+        arrays["half"][3] *= 2
+        with server.publish(codec="planes") as publish:
+            publish.put("half", arrays["half"])
+        again = checkpoint.save(tmp_path / "d", client)
+        assert again.blocks_unchanged == saved.blocks - 1
+        assert again.blocks_delta == 1
+        assert_same(checkpoint.restore_arrays(tmp_path / "d"), arrays)
+        # And back, encoded again as the publish says.
+        with pw.Checkpoint(tmp_path / "d") as found, client.snapshot() as snapshot:
+            with server.publish(codec="planes") as publish:
+                publish.put_checkpoint(found, replaces=snapshot)
+        with client.snapshot() as snapshot:
+            assert_same(snapshot.fetch_many(list(snapshot)), arrays)
+
+
 def test_versions_of_a_server_never_go_back(tmp_path: Path, server):
     checkpoint.save(tmp_path / "d", model(), version=(4_000_000_000, 1))
     with pytest.raises(pw.StaleError, match=r"not above checkpoint 4000000000\.1.*serve --checkpoint"):
@@ -135,7 +157,7 @@ def test_versions_of_a_server_never_go_back(tmp_path: Path, server):
 
 def test_a_damaged_block_is_never_handed_out(tmp_path: Path, server):
     arrays = model()
-    checkpoint.save(tmp_path / "d", arrays)
+    checkpoint.save(tmp_path / "d", arrays, workers=1)
     (data,) = (path for path in (tmp_path / "d").iterdir() if path.suffix == ".blocks")
     rng = random.Random(5)
     whole = data.read_bytes()

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
+#include <set>
 
 namespace paramwire {
 
@@ -103,6 +104,55 @@ std::optional<File> lock_for_removing(const std::string& directory, FileSystem& 
   auto lock = open_file(files, checkpoint_path(directory, kReaderLock), O_RDONLY | O_CREAT);
   if (!lock.ok() || files.lock(lock->fd(), true) < 0) return std::nullopt;
   return *std::move(lock);
+}
+
+RemovedFiles remove_old_checkpoints(const std::string& directory, std::uint32_t keep, FileSystem& files) {
+  RemovedFiles out;
+  const auto remove = [&](const std::string& name) {
+    const std::string path = checkpoint_path(directory, name);
+    const int result = files.unlink(path);
+    if (result < 0) out.notes.push_back(file_error(files, "remove", path, result).message());
+    return result >= 0;
+  };
+  const auto lock = lock_for_removing(directory, files);
+  const auto names = read_directory(directory, files);
+  if (!lock || !names.ok()) {
+    out.notes.push_back("old files are kept: somebody reads a checkpoint in this directory; the next save removes them");
+    return out;
+  }
+  std::set<std::string> named;
+  bool all_read = true;
+  std::uint32_t kept = 0;
+  for (const Version there : names->manifests) {
+    if (keep > 0 && kept >= keep) {
+      if (remove(checkpoint_manifest_name(there))) {
+        out.versions.push_back(there);
+      } else {
+        all_read = false;  // it is still there, and what it names was not looked at
+      }
+      continue;
+    }
+    const auto manifest = read_checkpoint_manifest(directory, there, files);
+    if (!manifest.ok()) {
+      all_read = false;
+      continue;
+    }
+    ++kept;
+    for (const CheckpointFile& file : manifest->files) named.insert(file.name);
+  }
+  if (!all_read) {
+    out.notes.push_back("data files are kept: a manifest that can't be read may need them; remove it by hand when it is of no use");
+    return out;
+  }
+  // Manifests that are gone must stay gone before the data they need is.
+  if (!out.versions.empty() && !sync_directory(files, directory).ok()) {
+    out.notes.push_back("data files of removed checkpoints are kept: the directory could not be synced");
+    return out;
+  }
+  for (const DirectoryNames::Data& data : names->data) {
+    if (!named.contains(data.name)) remove(data.name);
+  }
+  return out;
 }
 
 Status write_sealed(const std::string& directory, const std::string& name, std::span<const std::byte> bytes, FileSystem& files) {

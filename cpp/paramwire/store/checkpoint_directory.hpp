@@ -40,6 +40,14 @@ File lock_for_reading(const std::string& directory, FileSystem& files);
 // The same lock for who removes files. nullopt: somebody reads, or there are no locks here.
 std::optional<File> lock_for_removing(const std::string& directory, FileSystem& files);
 
+struct RemovedFiles {
+  std::vector<Version> versions;
+  std::vector<std::string> notes;  // what could not go, and why, for people
+};
+// Removes all but the newest `keep` checkpoints that can be read (0: none), then every data file that no manifest names, unless one can't be read: it may
+// need them. Holds the lock of who removes; nothing goes while somebody reads. The caller holds the lock of who saves.
+RemovedFiles remove_old_checkpoints(const std::string& directory, std::uint32_t keep, FileSystem& files);
+
 // Writes a file under its temporary name, syncs it, renames it and syncs the directory.
 Status write_sealed(const std::string& directory, const std::string& name, std::span<const std::byte> bytes, FileSystem& files);
 

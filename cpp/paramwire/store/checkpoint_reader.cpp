@@ -64,12 +64,14 @@ Checkpoint::Checkpoint(std::string directory, CheckpointManifest manifest, FileS
 Checkpoint::~Checkpoint() = default;
 
 Result<std::shared_ptr<Checkpoint>> Checkpoint::open(const std::string& directory, const std::optional<Version>& version, FileSystem& files) {
-  File lock = lock_for_reading(directory, files);
-  PARAMWIRE_TRY(names, read_directory(directory, files));
-  if (names.manifests.empty()) {
-    return Error(Code::kNotFound, cat("there is no checkpoint in ", directory, names.data.empty() ? "" : " (what is there was left by a save that was ended)",
+  // Looked at before the lock's file is made: a directory that holds none is left as it is.
+  PARAMWIRE_TRY(before, read_directory(directory, files));
+  if (before.manifests.empty()) {
+    return Error(Code::kNotFound, cat("there is no checkpoint in ", directory, before.data.empty() ? "" : " (what is there was left by a save that was ended)",
                                       ": save one first, or check the path"));
   }
+  File lock = lock_for_reading(directory, files);
+  PARAMWIRE_TRY(names, read_directory(directory, files));
   std::vector<std::string> notes;
   for (const Version candidate : names.manifests) {
     if (version && candidate != *version) continue;
@@ -85,6 +87,7 @@ Result<std::shared_ptr<Checkpoint>> Checkpoint::open(const std::string& director
     return made;
   }
   if (version) return Error(Code::kNotFound, cat("no checkpoint of version ", *version, " in ", directory, "; there are ", versions_text(names.manifests)));
+  if (notes.empty()) return Error(Code::kStale, cat("the checkpoints in ", directory, " were removed just now: look again"));
   return Error(Code::kCorrupt, cat("no checkpoint in ", directory, " is whole: ", notes.front(), "; take another replica"));
 }
 

@@ -69,7 +69,6 @@ class Save {
   std::optional<RecordBase> base_of(const ManifestEntry& entry, Worker& worker);
   Status seal(RecordWriter& writer);
   Status write_manifest();
-  void remove_old();
   void give_back();
 
   std::uint64_t need(const ManifestEntry& entry) const;
@@ -394,41 +393,6 @@ Status Save::write_manifest() {
   return write_sealed(directory_, checkpoint_manifest_name(version_), encode_checkpoint_manifest(out), files_);
 }
 
-// After the new checkpoint is whole, so nothing here makes the save fail: what could not go is told, and goes next time.
-void Save::remove_old() {
-  const auto lock = lock_for_removing(directory_, files_);
-  const auto names = read_directory(directory_, files_);
-  if (!lock || !names.ok()) return note("old files are kept: somebody reads a checkpoint in this directory; the next save removes them");
-  std::set<std::string> named;
-  bool all_read = true;
-  std::uint32_t kept = 0;
-  for (const Version there : names->manifests) {
-    if (options_.keep > 0 && kept >= options_.keep) {
-      if (const int result = files_.unlink(path(checkpoint_manifest_name(there))); result < 0) {
-        note(file_error(files_, "remove", path(checkpoint_manifest_name(there)), result).message());
-        all_read = false;
-      } else {
-        saved_.removed.push_back(there);
-      }
-      continue;
-    }
-    const auto manifest = read_checkpoint_manifest(directory_, there, files_);
-    if (!manifest.ok()) {
-      all_read = false;
-      continue;
-    }
-    ++kept;
-    for (const CheckpointFile& file : manifest->files) named.insert(file.name);
-  }
-  if (!all_read) return note("data files are kept: a manifest that can't be read may need them; remove it by hand when it is of no use");
-  // Manifests that are gone must stay gone before the data they need is.
-  if (!saved_.removed.empty() && !sync_directory(files_, directory_).ok()) return note("data files of removed checkpoints are kept: the directory could not be synced");
-  for (const DirectoryNames::Data& data : names->data) {
-    if (named.contains(data.name)) continue;
-    if (const int result = files_.unlink(path(data.name)); result < 0) note(file_error(files_, "remove", path(data.name), result).message());
-  }
-}
-
 // A full disk gets back what this save took: others need the room, and blocks that are on no disk yet can be saved again.
 void Save::give_back() {
   const auto names = read_directory(directory_, files_);
@@ -464,7 +428,10 @@ Result<CheckpointSaved> Save::run() {
     return std::move(status).error();
   }
   base_.reset();  // it holds the lock of readers
-  remove_old();
+  // The new checkpoint is whole, so nothing of this makes the save fail: what could not go is told, and goes next time.
+  RemovedFiles removed = remove_old_checkpoints(directory_, options_.keep, files_);
+  saved_.removed = std::move(removed.versions);
+  for (std::string& text : removed.notes) note(std::move(text));
   return std::move(saved_);
 }
 

@@ -243,7 +243,8 @@ Status Verification::decode_blocks() {
 }
 
 Result<CheckpointVerified> Verification::run() {
-  const File lock = lock_for_reading(directory_, files_);
+  PARAMWIRE_TRY(before, read_directory(directory_, files_));
+  const File lock = before.manifests.empty() ? File() : lock_for_reading(directory_, files_);
   PARAMWIRE_TRY(names, read_directory(directory_, files_));
   for (const Version version : names.manifests) {
     if (!options_.version || *options_.version == version) gather(version);
