@@ -179,7 +179,7 @@ Status StreamingEngine::plan() {
     options.budget_bytes = std::max(total * 2, walk_min);
   } else if (options_.budget_bytes < row_max + walk_min) {
     return Error(Code::kInvalid, cat("a budget of ", options_.budget_bytes, " bytes does not hold two of this model's longest rows and an embedding row of ",
-                                     row_max, " bytes: at least ", row_max + walk_min, " are needed"));
+                                     row_max, " bytes", decoding_ > 0 ? ", beside what decodes them" : "", ": at least ", row_max + walk_min, " are needed"));
   } else {
     // Under a tight budget the batch of embedding rows shrinks, not the pieces of the walk.
     rows_bytes_ = std::max(row_max, std::min(rows_wanted, (options_.budget_bytes - walk_min) / 2));
@@ -415,7 +415,7 @@ Result<std::span<const float>> StreamingEngine::step(std::span<const Token> toke
 EngineStats StreamingEngine::stats() const {
   const std::lock_guard lock(mutex_);
   EngineStats out = stats_;
-  out.held_bytes_max = window_->held_bytes_max() + rows_bytes_;
+  out.held_bytes_max = window_->held_bytes_max() + rows_bytes_ + decoding_;
   out.budget_bytes = options_.budget_bytes;
   out.walk_bytes = plan_.walk_bytes;
   out.resident_bytes = plan_.resident_bytes;
