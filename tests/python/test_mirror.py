@@ -182,7 +182,10 @@ def test_tensors_come_go_and_change_their_shape_between_versions(server, client)
 
 
 def test_a_server_that_makes_no_deltas_is_fetched_from():
-    with pw.Server(listen=["tcp://127.0.0.1:0"], delta_limit=0) as server, pw.connect(server.address, transport="tcp") as client:
+    with (
+        pw.Server(listen=["tcp://127.0.0.1:0"], delta_limit=0) as server,
+        pw.connect(server.address, transport="tcp") as client,
+    ):
         model = Model(server)
         mirror = follow(client)
         version = model.step("a")
@@ -193,7 +196,10 @@ def test_a_server_that_makes_no_deltas_is_fetched_from():
 
 
 def test_deltas_past_the_servers_limit_are_not_kept_and_blocks_are_fetched():
-    with pw.Server(listen=["tcp://127.0.0.1:0"], delta_limit=1) as server, pw.connect(server.address, transport="tcp") as client:
+    with (
+        pw.Server(listen=["tcp://127.0.0.1:0"], delta_limit=1) as server,
+        pw.connect(server.address, transport="tcp") as client,
+    ):
         model = Model(server)
         mirror = follow(client)
         for _ in range(3):

@@ -557,6 +557,7 @@ ClientStats ClientImpl::stats() const {
   }
   out.encoded_bytes = decoded_.stored_bytes;
   out.decoded_bytes = decoded_.raw_bytes;
+  out.decode_memory_bytes = decode_benches_.bytes();
   out.transport = transport_name(paths_.bulk());
   out.small_transport = transport_name(paths_.small());
   out.rejected = paths_.rejected();

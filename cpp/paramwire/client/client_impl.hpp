@@ -75,6 +75,7 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
 
   const std::shared_ptr<VerbsNode>& verbs() const noexcept { return paths_.verbs(); }
   ClientStats stats() const;
+  std::uint64_t decode_memory_bytes() const { return decode_benches_.bytes(); }
   NamedHistograms durations() const;
   Incarnation incarnation() const;
   const Endpoint& endpoint() const noexcept { return endpoint_; }

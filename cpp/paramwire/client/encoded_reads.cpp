@@ -23,6 +23,8 @@ namespace {
 constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
 // With the rest of a frame before them.
 constexpr std::uint64_t kRoundBytes = kPieceBytes + 2 * kChunkBytes;
+// For fetches of a few rows.
+constexpr std::uint64_t kSmallBytes = 256 * 1024;
 // Stored size up to which a block is read whole: a look at its index first costs a round trip, as much as this takes at 10 GB/s.
 constexpr std::uint64_t kWholeBytes = std::uint64_t{512} << 10;
 // Chunks of one hand-over: half a millisecond of decoding. A decoder builds its tables once for as many.
@@ -280,13 +282,13 @@ class Reader {
     return out;
   }
 
-  // Memory that all that is left to read would take, rests of frames before it included.
+  // Memory that what is left to read would take, rests of frames before it included; more than kSmallBytes are not told apart.
   std::uint64_t left() const {
     std::uint64_t bytes = 0;
     for (std::size_t i = next_; i < streams_.size(); ++i) {
       const Stream& stream = streams_[i];
       if (!stream.failed) bytes += (stream.carry.size() + stream.end - stream.at + 63) / 64 * 64;
-      if (bytes > kRoundBytes) break;
+      if (bytes > kSmallBytes) break;
     }
     return bytes;
   }
@@ -302,7 +304,8 @@ class Reader {
       std::uint64_t room = round.memory.size() - round.used;
       std::uint64_t size = stream.end - stream.at;
       if (round.reads.empty()) {
-        const std::uint64_t wanted = stream.offsets == nullptr && size > kPieceBytes ? size : std::min(left(), kRoundBytes);
+        const std::uint64_t usual = left() <= kSmallBytes ? kSmallBytes : kRoundBytes;
+        const std::uint64_t wanted = std::max(usual, stream.offsets == nullptr ? size : 0);
         if (round.memory.size() < wanted) {
           PARAMWIRE_TRY(memory, Buffer::allocate(static_cast<std::size_t>(wanted)));
           round.memory = std::move(memory);
@@ -398,6 +401,15 @@ std::unique_ptr<DecodeBenches::Bench> DecodeBenches::take() {
   auto bench = std::move(idle_.back());
   idle_.pop_back();
   return bench;
+}
+
+std::uint64_t DecodeBenches::bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t bytes = 0;
+  for (const auto& bench : idle_) {
+    for (const Round& round : bench->rounds) bytes += round.memory.size();
+  }
+  return bytes;
 }
 
 void DecodeBenches::give_back(std::unique_ptr<Bench> bench) {

@@ -35,8 +35,9 @@ class ChunkIndexes {
   std::uint64_t bytes_ = 0;
 };
 
-// Of a bench: two pieces of 1 MiB with the front of a chunk before each, and the tables of a few decoders.
-inline constexpr std::uint64_t kDecodeBytes = std::uint64_t{3} << 20;
+// Of a bench at most: two pieces of 1 MiB with the front of a chunk before each, the tables of a few decoders, and the stacks of their threads. For who
+// plans with a budget.
+inline constexpr std::uint64_t kDecodeBytes = std::uint64_t{4} << 20;
 
 // What a fetch decodes with, kept for the next one: fresh memory would be faulted in page by page each time. One for each fetch at once. Any thread.
 class DecodeBenches {
@@ -46,11 +47,13 @@ class DecodeBenches {
   ~DecodeBenches();
   std::unique_ptr<Bench> take();
   void give_back(std::unique_ptr<Bench> bench);
+  // Memory of pieces, of those that lie here: a bench that is lent is not counted.
+  std::uint64_t bytes() const;
 
  private:
   // Fetches of one client at once are few: its links are eight.
   static constexpr std::size_t kKept = 8;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Bench>> idle_;
 };
 

@@ -415,7 +415,7 @@ Result<std::span<const float>> StreamingEngine::step(std::span<const Token> toke
 EngineStats StreamingEngine::stats() const {
   const std::lock_guard lock(mutex_);
   EngineStats out = stats_;
-  out.held_bytes_max = window_->held_bytes_max() + rows_bytes_ + decoding_;
+  out.held_bytes_max = window_->held_bytes_max() + rows_bytes_ + snapshot_->decode_memory_bytes();
   out.budget_bytes = options_.budget_bytes;
   out.walk_bytes = plan_.walk_bytes;
   out.resident_bytes = plan_.resident_bytes;
