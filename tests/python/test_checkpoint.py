@@ -138,9 +138,12 @@ def test_what_a_server_holds_encoded_is_saved_as_its_raw_bytes(tmp_path: Path, s
         assert again.blocks_delta == 1
         assert_same(checkpoint.restore_arrays(tmp_path / "d"), arrays)
         # And back, encoded again as the publish says.
-        with pw.Checkpoint(tmp_path / "d") as found, client.snapshot() as snapshot:
-            with server.publish(codec="planes") as publish:
-                publish.put_checkpoint(found, replaces=snapshot)
+        with (
+            pw.Checkpoint(tmp_path / "d") as found,
+            client.snapshot() as snapshot,
+            server.publish(codec="planes") as publish,
+        ):
+            publish.put_checkpoint(found, replaces=snapshot)
         with client.snapshot() as snapshot:
             assert_same(snapshot.fetch_many(list(snapshot)), arrays)
 
