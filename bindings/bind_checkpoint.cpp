@@ -197,8 +197,13 @@ class PyCheckpoint {
     const py::object type = python_type("TensorInfo");
     for (const auto& [name, tensor] : tensors_) {
       const py::object alias = tensor.alias_of.empty() ? py::object(py::none()) : py::object(text(tensor.alias_of));
-      out.append(type(text(name), text(dtype_name(tensor.dtype)), shape_tuple(tensor.shape), tensor.bytes, tensor.blocks.size(), version_object(tensor.version), alias, text(codec_name(CodecId::kRaw)),
-                      tensor.bytes));
+      // The manifest says how long records are, not how they are coded: that is in each of them.
+      std::uint64_t stored = 0;
+      for (const ManifestEntry& block : tensor.blocks) {
+        for (const CheckpointLink& link : core()->links(block)) stored += link.size;
+      }
+      out.append(type(text(name), text(dtype_name(tensor.dtype)), shape_tuple(tensor.shape), tensor.bytes, tensor.blocks.size(), version_object(tensor.version), alias,
+                      text(codec_name(CodecId::kRaw)), stored));
     }
     return out;
   }

@@ -881,7 +881,8 @@ class Checkpoint:
         """Newer checkpoints that could not be opened, with the reason."""
 
     def tensors(self) -> list[TensorInfo]:
-        """All tensors, by name, aliases included."""
+        """All tensors, by name, aliases included. `codec` is "raw", as what is handed out; `stored_nbytes` are those of
+        all records that a tensor needs."""
 
     def blocks(self, name: str) -> list[tuple[int, int, int, int]]:
         """(id, first row, end row, bytes) of each block of a tensor, in the order of its rows.

@@ -70,6 +70,7 @@ def test_names_that_share_memory_are_tied_and_labels_are_kept(tmp_path: Path):
     with pw.Checkpoint(tmp_path / "d") as found:
         infos = {info.name: info for info in found.tensors()}
         assert infos["head"].alias_of == "embedding"
+        assert 0 < infos["packed"].stored_nbytes < 200
         assert (infos["embedding"].dtype, infos["fp8"].dtype) == ("bf16", "f8_e4m3")
         assert found.read("head").tobytes() == embedding.tobytes()
         out = np.zeros((20, 30), ml_dtypes.bfloat16).T
