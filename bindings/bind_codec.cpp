@@ -35,21 +35,21 @@ std::shared_ptr<PyEncoded> encode(py::handle array, const std::string& codec, py
   return out;
 }
 
-std::shared_ptr<PyEncoded> from_parts(py::handle data, py::handle extents, const std::string& codec, const std::string& dtype, py::handle shape) {
+std::shared_ptr<PyEncoded> from_parts(py::handle data, py::handle chunks, const std::string& codec, const std::string& dtype, py::handle shape) {
   auto out = std::make_shared<PyEncoded>();
   out->block.codec = take(codec_of(codec));
   out->block.dtype = take(dtype_from_name(dtype));
   out->shape = shape_from(shape);
   out->block.raw_size = tensor_bytes(out->block.dtype, out->shape);
   const Source bytes = array_source(data, py::str("u8"));
-  const Source rows = array_source(extents, py::str("u32"));
-  if (rows.bytes.size() != extent_count(out->block.raw_size) * sizeof(EncodedExtent)) {
-    raise_invalid(cat("extents: ", rows.bytes.size() / sizeof(EncodedExtent), " rows of (stored bytes, CRC-32C); ", dtype, " of shape ", out->shape, " has ",
-                      extent_count(out->block.raw_size)));
+  const Source rows = array_source(chunks, py::str("u32"));
+  if (rows.bytes.size() != chunk_count(out->block.raw_size) * sizeof(EncodedChunk)) {
+    raise_invalid(cat("chunks: ", rows.bytes.size() / sizeof(EncodedChunk), " rows of (stored bytes, CRC-32C); ", dtype, " of shape ", out->shape, " has ",
+                      chunk_count(out->block.raw_size)));
   }
   out->block.bytes.assign(bytes.bytes.begin(), bytes.bytes.end());
-  out->block.extents.resize(rows.bytes.size() / sizeof(EncodedExtent));
-  if (!rows.bytes.empty()) std::memcpy(out->block.extents.data(), rows.bytes.data(), rows.bytes.size());
+  out->block.chunks.resize(rows.bytes.size() / sizeof(EncodedChunk));
+  if (!rows.bytes.empty()) std::memcpy(out->block.chunks.data(), rows.bytes.data(), rows.bytes.size());
   out->block.crc64 = crc64(out->block.bytes);
   return out;
 }
@@ -58,7 +58,7 @@ py::array decode(const std::shared_ptr<PyEncoded>& encoded, unsigned threads) {
   py::array out = new_array(encoded->block.dtype, encoded->shape);
   const auto raw = bytes_of(out);
   check(interruptible(
-      [encoded, raw, threads] { return decode_block(encoded->block.codec, encoded->block.dtype, encoded->block.bytes, encoded->block.extents, 0, raw, threads); }, out));
+      [encoded, raw, threads] { return decode_block(encoded->block.codec, encoded->block.dtype, encoded->block.bytes, encoded->block.chunks, 0, raw, threads); }, out));
   return out;
 }
 
@@ -76,9 +76,9 @@ py::tuple cast(py::handle array, const std::string& to, py::handle dtype, bool s
   return py::make_tuple(out, count);
 }
 
-// (n, 2) uint32: stored bytes and CRC-32C of each extent, over the block's own rows.
-py::array extents_of(const py::object& self) {
-  const auto& rows = self.cast<const PyEncoded&>().block.extents;
+// (n, 2) uint32: stored bytes and CRC-32C of each chunk, over the block's own rows.
+py::array chunks_of(const py::object& self) {
+  const auto& rows = self.cast<const PyEncoded&>().block.chunks;
   return array_over(DType::kU32, Shape{rows.size(), 2}, reinterpret_cast<const std::byte*>(rows.data()), self);
 }
 
@@ -91,12 +91,12 @@ py::array data_of(const py::object& self) {
 
 void bind_codec(py::module_& module) {
   py::class_<PyEncoded, std::shared_ptr<PyEncoded>>(module, "Encoded")
-      .def(py::init(&from_parts), py::arg("data"), py::arg("extents"), py::kw_only(), py::arg("codec"), py::arg("dtype"), py::arg("shape"))
+      .def(py::init(&from_parts), py::arg("data"), py::arg("chunks"), py::kw_only(), py::arg("codec"), py::arg("dtype"), py::arg("shape"))
       .def_property_readonly("codec", [](const PyEncoded& self) { return text(codec_name(self.block.codec)); })
       .def_property_readonly("dtype", [](const PyEncoded& self) { return text(dtype_name(self.block.dtype)); })
       .def_property_readonly("shape", [](const PyEncoded& self) { return shape_tuple(self.shape); })
       .def_property_readonly("data", &data_of)
-      .def_property_readonly("extents", &extents_of)
+      .def_property_readonly("chunks", &chunks_of)
       .def_property_readonly("nbytes", [](const PyEncoded& self) { return self.block.bytes.size(); })
       .def_property_readonly("raw_nbytes", [](const PyEncoded& self) { return self.block.raw_size; })
       .def_property_readonly("ratio",

@@ -66,7 +66,7 @@ Result<CodecTimes> measure_codec(const CodecSpec& spec, DType dtype, std::span<c
     timed(encode, [&] { status = encode_block(spec, dtype, raw, threads, block); });
     if (!status.ok()) break;
     std::fill(back.begin(), back.end(), std::byte{0xee});
-    timed(decode, [&] { status = decode_block(block.codec, block.dtype, block.bytes, block.extents, 0, back, threads); });
+    timed(decode, [&] { status = decode_block(block.codec, block.dtype, block.bytes, block.chunks, 0, back, threads); });
     timed(copies, [&] { std::memcpy(copy.data(), raw.data(), raw.size()); });
     out.correct = out.correct && back == expected;
     if (round == 0) continue;
@@ -91,12 +91,12 @@ py::dict time_codec(py::handle array, const std::string& codec, py::handle dtype
                   py::arg("correct") = measured.correct);
 }
 
-// The cast, the split and the CRC: each over all of the tensor by itself, and all three extent by extent as the encoder runs them.
+// The cast, the split and the CRC: each over all of the tensor by itself, and all three chunk by chunk as the encoder runs them.
 Result<Times> measure_fused(DType to, std::span<const std::byte> raw, unsigned rounds) {
   Times times;
   const std::size_t count = raw.size() / 4;
   std::vector<std::byte> cast(count * 2), alone(count * 2), copy(raw.size());
-  std::vector<std::uint8_t> planes(count * 2), few(kExtentBytes);
+  std::vector<std::uint8_t> planes(count * 2), few(kChunkBytes);
   std::uint32_t sum = 0;
   Status status;
   const auto to_planes = [](std::span<const std::byte> from, std::uint8_t* target) {
@@ -105,7 +105,7 @@ Result<Times> measure_fused(DType to, std::span<const std::byte> raw, unsigned r
   const auto keep = [&status](const Result<std::uint64_t>& result) {
     if (!result.ok()) status = result.error();
   };
-  constexpr std::size_t kStep = kExtentBytes;
+  constexpr std::size_t kStep = kChunkBytes;
   for (unsigned round = 0; round <= rounds; ++round) {
     std::map<std::string, std::vector<double>> now;
     timed(now["memcpy"], [&] { std::memcpy(copy.data(), raw.data(), raw.size()); });
@@ -118,10 +118,10 @@ Result<Times> measure_fused(DType to, std::span<const std::byte> raw, unsigned r
     timed(now["fused"], [&] {
       for (std::size_t at = 0; at < cast.size(); at += kStep) {
         const std::size_t size = std::min(kStep, cast.size() - at);
-        const auto extent = std::span(alone).first(size);
-        keep(cast_elements(DType::kF32, raw.subspan(2 * at, 2 * size), to, extent));
-        to_planes(extent, few.data());  // from where the encoder codes them
-        sum += crc32c(extent);
+        const auto chunk = std::span(alone).first(size);
+        keep(cast_elements(DType::kF32, raw.subspan(2 * at, 2 * size), to, chunk));
+        to_planes(chunk, few.data());  // from where the encoder codes them
+        sum += crc32c(chunk);
       }
     });
     if (!status.ok()) return std::move(status).error();

@@ -1103,7 +1103,7 @@ class Encoded:
     def __init__(
         self,
         data: Buffer | NDArray[Any],
-        extents: NDArray[np.uint32],
+        chunks: NDArray[np.uint32],
         *,
         codec: str,
         dtype: str,
@@ -1111,7 +1111,7 @@ class Encoded:
     ) -> None:
         """Out of parts that were kept somewhere; nothing of `data` is looked at before it is decoded.
 
-        errors:  InvalidError: an unknown codec or dtype, another number of extents than the shape has
+        errors:  InvalidError: an unknown codec or dtype, another number of chunks than the shape has
         """
 
     @property
@@ -1129,7 +1129,7 @@ class Encoded:
         """The stored bytes, read-only."""
 
     @property
-    def extents(self) -> NDArray[np.uint32]:
+    def chunks(self) -> NDArray[np.uint32]:
         """Stored bytes and their CRC-32C of each 64 KiB of raw bytes, (n, 2), read-only."""
 
     @property
@@ -1164,7 +1164,7 @@ def encode(array: Any, codec: str, /, *, dtype: DTypeLike | None = None, threads
 def decode(encoded: Encoded, /, *, threads: int = 1) -> NDArray[Any]:
     """The array again, bit for bit, checked twice: as it was stored and as it was encoded.
 
-    errors:  CorruptError naming extent and plane
+    errors:  CorruptError naming chunk and plane
     """
 
 def cast(
@@ -1199,7 +1199,7 @@ def time_codec(
 
 def time_casts(array: Any, to: str, /, *, rounds: int = 5) -> dict[str, list[float]]:
     """Seconds of each round, over a float32 array: memcpy of it, "cast" to `to`, "split" and "crc" of the result, all
-    three "fused" extent by extent, and "widen", the way back."""
+    three "fused" chunk by chunk, and "widen", the way back."""
 
 def time_fetches(snapshot: Snapshot, names: Sequence[str], outs: Sequence[Any], seconds: float) -> NDArray[np.int64]:
     """Fetch one of `names` into its target in `outs` after another, round and round, for `seconds`, with no interpreter

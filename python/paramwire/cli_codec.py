@@ -31,7 +31,7 @@ class Measured:
     decode_s: float = 0.0
 
     def ready_s(self, link_gb_s: float) -> float:
-        """Until the tensors are there, decoded: extents decode while others arrive, so the slower of both counts."""
+        """Until the tensors are there, decoded: chunks decode while others arrive, so the slower of both counts."""
         return max(self.stored_bytes * 8e-9 / link_gb_s, self.decode_s)
 
 

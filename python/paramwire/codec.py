@@ -3,7 +3,7 @@
     from paramwire import codec
 
     stored = codec.encode(weights, "bf16+planes")  # loses what the cast loses, and nothing else
-    stored.ratio, stored.data, stored.extents
+    stored.ratio, stored.data, stored.chunks
     again = codec.decode(stored)
 
 "planes" is for weights, "lz4" for sparse arrays and deltas; "fp16" and "bf16" are casts of float32. `paramwire codec

@@ -1,4 +1,4 @@
-// What every codec must do with extents, whatever it makes of them. A codec joins with its id in codecs().
+// What every codec must do with chunks, whatever it makes of them. A codec joins with its id in codecs().
 #include "support/codec_samples.hpp"
 
 #include "paramwire/base/text.hpp"
@@ -20,7 +20,7 @@ constexpr std::uint64_t kSeed = 20240611;
 class CodecConformance : public ::testing::TestWithParam<CodecId> {
  protected:
   const Codec& codec() const { return **open_codec(GetParam()); }
-  // kRaw has no frame, so nothing in it tells one extent from another of the same size.
+  // kRaw has no frame, so nothing in it tells one chunk from another of the same size.
   bool framed() const { return GetParam() != CodecId::kRaw; }
 
   std::vector<std::byte> encode(DType dtype, std::uint64_t index, std::span<const std::byte> raw) const {
@@ -32,9 +32,9 @@ class CodecConformance : public ::testing::TestWithParam<CodecId> {
   }
 };
 
-// Elements of an extent: one (a scalar), few, odd ones, those around a vector's and a stream's ends, nearly all and all.
+// Elements of a chunk: one (a scalar), few, odd ones, those around a vector's and a stream's ends, nearly all and all.
 std::vector<std::size_t> counts(DType dtype) {
-  const std::size_t most = kExtentBytes / element_bytes(dtype);
+  const std::size_t most = kChunkBytes / element_bytes(dtype);
   return {1, 2, 3, 7, 31, 33, 127, 128, 129, 1001, most - 1, most};
 }
 
@@ -56,7 +56,7 @@ TEST_P(CodecConformance, EveryDTypeShapeAndContentComesBackBitForBit) {
           back.assign(raw.size() + 1, std::byte{0xee});
           const auto status = decoder->decode(index, std::span(stored).first(*size), std::span(back).first(raw.size()));
           ASSERT_TRUE(status.ok()) << status.error().message() << " " << target << " " << content_name(content) << " " << count;
-          ASSERT_EQ(back.back(), std::byte{0xee}) << "written past the extent";
+          ASSERT_EQ(back.back(), std::byte{0xee}) << "written past the chunk";
           back.pop_back();
           ASSERT_EQ(back, raw) << target << " " << dtype_name(dtype) << " " << content_name(content) << " " << count;
           ++index;
@@ -66,13 +66,13 @@ TEST_P(CodecConformance, EveryDTypeShapeAndContentComesBackBitForBit) {
   });
 }
 
-TEST_P(CodecConformance, ExtentsDecodeInAnyOrderAndByAnotherDecoder) {
+TEST_P(CodecConformance, ChunksDecodeInAnyOrderAndByAnotherDecoder) {
   constexpr DType kType = DType::kBF16;
   const auto encoder = codec().encoder(kType);
   std::vector<std::vector<std::byte>> raws, stored;
   for (std::uint64_t i = 0; i < 12; ++i) {
     // Of different statistics, so that code tables change and stay.
-    raws.push_back(sample(kType, i % 3 == 2 ? Content::kSparse : Content::kWeights, kExtentBytes - 2 * i, kSeed + i / 2));
+    raws.push_back(sample(kType, i % 3 == 2 ? Content::kSparse : Content::kWeights, kChunkBytes - 2 * i, kSeed + i / 2));
     stored.emplace_back(codec().bound(kType, raws.back().size()));
     stored.back().resize(*encoder->encode(i, raws.back(), stored.back()));
   }
@@ -94,10 +94,10 @@ TEST_P(CodecConformance, ExtentsDecodeInAnyOrderAndByAnotherDecoder) {
 TEST_P(CodecConformance, ARestartedEncoderWritesWhatANewOneWrites) {
   constexpr DType kType = DType::kF32;
   const auto encoder = codec().encoder(kType);
-  const auto raw = sample(kType, Content::kWeights, kExtentBytes, kSeed);
-  std::vector<std::byte> other(codec().bound(kType, kExtentBytes));
-  ASSERT_TRUE(encoder->encode(4, sample(kType, Content::kRandom, kExtentBytes, kSeed), other).ok());
-  ASSERT_TRUE(encoder->encode(5, sample(kType, Content::kTwoValues, kExtentBytes, kSeed), other).ok());
+  const auto raw = sample(kType, Content::kWeights, kChunkBytes, kSeed);
+  std::vector<std::byte> other(codec().bound(kType, kChunkBytes));
+  ASSERT_TRUE(encoder->encode(4, sample(kType, Content::kRandom, kChunkBytes, kSeed), other).ok());
+  ASSERT_TRUE(encoder->encode(5, sample(kType, Content::kTwoValues, kChunkBytes, kSeed), other).ok());
   encoder->restart();
   other.resize(*encoder->encode(7, raw, other));
   EXPECT_EQ(other, encode(kType, 7, raw));
@@ -108,7 +108,7 @@ TEST_P(CodecConformance, AllVectorTargetsWriteTheSameBytes) {
   for_each_target([&](const std::string& target) {
     for (const DType dtype : {DType::kBF16, DType::kF32, DType::kU8, DType::kI64}) {
       for (const Content content : all_contents()) {
-        const auto stored = encode(dtype, 1, sample(dtype, content, kExtentBytes, kSeed));
+        const auto stored = encode(dtype, 1, sample(dtype, content, kChunkBytes, kSeed));
         const auto [known, fresh] = first.emplace(cat(dtype_name(dtype), content_name(content)), stored);
         ASSERT_EQ(stored, known->second) << target << " " << known->first << (fresh ? " (new)" : "");
       }
@@ -116,7 +116,7 @@ TEST_P(CodecConformance, AllVectorTargetsWriteTheSameBytes) {
   });
 }
 
-TEST_P(CodecConformance, AFrameIsNoOtherExtentDTypeOrSize) {
+TEST_P(CodecConformance, AFrameIsNoOtherChunkDTypeOrSize) {
   if (!framed()) GTEST_SKIP() << "raw bytes have no frame";
   for (const Content content : all_contents()) {
     const auto raw = sample(DType::kBF16, content, 4096, kSeed);
@@ -126,7 +126,7 @@ TEST_P(CodecConformance, AFrameIsNoOtherExtentDTypeOrSize) {
       const auto status = codec().decoder(dtype)->decode(index, stored, back);
       ASSERT_FALSE(status.ok()) << content_name(content) << " as " << dtype_name(dtype) << " " << index << " of " << size;
       EXPECT_EQ(status.error().code(), Code::kCorrupt);
-      EXPECT_NE(status.error().message().find(cat("extent ", index)), std::string::npos) << status.error().message();
+      EXPECT_NE(status.error().message().find(cat("chunk ", index)), std::string::npos) << status.error().message();
     };
     refuses(DType::kBF16, 2, raw.size());
     refuses(DType::kBF16, 3 + (std::uint64_t{1} << 32), raw.size());
@@ -136,7 +136,7 @@ TEST_P(CodecConformance, AFrameIsNoOtherExtentDTypeOrSize) {
     refuses(DType::kF32, 3, raw.size());
     refuses(DType::kBF16, 3, raw.size() - 2);
     refuses(DType::kBF16, 3, raw.size() + 2);
-    refuses(DType::kBF16, 3, kExtentBytes);
+    refuses(DType::kBF16, 3, kChunkBytes);
   }
 }
 
@@ -160,12 +160,12 @@ TEST_P(CodecConformance, ACutOrLongerFrameIsRefused) {
   }
 }
 
-TEST_P(CodecConformance, SizesThatNoExtentHasAreTheCallersMistake) {
+TEST_P(CodecConformance, SizesThatNoChunkHasAreTheCallersMistake) {
   for (const DType dtype : all_dtypes()) {
     const auto encoder = codec().encoder(dtype);
     const auto decoder = codec().decoder(dtype);
-    std::vector<std::byte> bytes(2 * kExtentBytes), target(4 * kExtentBytes);
-    std::vector<std::size_t> sizes = {0, kExtentBytes + element_bytes(dtype), 2 * kExtentBytes};
+    std::vector<std::byte> bytes(2 * kChunkBytes), target(4 * kChunkBytes);
+    std::vector<std::size_t> sizes = {0, kChunkBytes + element_bytes(dtype), 2 * kChunkBytes};
     if (element_bytes(dtype) > 1) sizes.push_back(element_bytes(dtype) + 1);
     for (const std::size_t size : sizes) {
       const auto raw = std::span(bytes).first(size);

@@ -23,13 +23,13 @@ EncodedBlock encoded(std::string_view spec, DType dtype, std::span<const std::by
 }
 
 Status decode(const EncodedBlock& block, std::span<std::byte> raw, unsigned threads = 1, StoredCheck check = StoredCheck::kVerify) {
-  return decode_block(block.codec, block.dtype, block.bytes, block.extents, 0, raw, threads, check);
+  return decode_block(block.codec, block.dtype, block.bytes, block.chunks, 0, raw, threads, check);
 }
 
 TEST(CodecBlock, EveryDTypeSpecAndSizeComesBackAsItsCast) {
   for (const DType dtype : all_dtypes()) {
     for (const std::string_view spec : {"raw", "planes", "lz4", "bf16", "fp16+planes", "bf16+lz4"}) {
-      for (const std::size_t bytes : {std::size_t{0}, element_bytes(dtype), 48 * std::size_t{7}, std::size_t{kExtentBytes} + 16}) {
+      for (const std::size_t bytes : {std::size_t{0}, element_bytes(dtype), 48 * std::size_t{7}, std::size_t{kChunkBytes} + 16}) {
         const auto raw = sample(dtype, Content::kWeights, bytes, kSeed);
         const auto block = encoded(spec, dtype, raw);
         ASSERT_EQ(block.dtype, parse_codec(spec)->encoded_dtype(dtype));
@@ -39,13 +39,13 @@ TEST(CodecBlock, EveryDTypeSpecAndSizeComesBackAsItsCast) {
           ASSERT_TRUE(cast_elements(dtype, raw, block.dtype, wanted).ok());
         }
         ASSERT_EQ(block.raw_size, wanted.size());
-        ASSERT_EQ(block.extents.size(), extent_count(wanted.size()));
+        ASSERT_EQ(block.chunks.size(), chunk_count(wanted.size()));
         ASSERT_LE(block.bytes.size(), wanted.size()) << "stored raw where it would not get smaller";
         ASSERT_EQ(block.crc64, crc64(block.bytes));
         std::size_t at = 0;
-        for (const EncodedExtent& extent : block.extents) {
-          ASSERT_EQ(extent.crc32c, crc32c(std::span(block.bytes).subspan(at, extent.stored_size)));
-          at += extent.stored_size;
+        for (const EncodedChunk& chunk : block.chunks) {
+          ASSERT_EQ(chunk.crc32c, crc32c(std::span(block.bytes).subspan(at, chunk.stored_size)));
+          at += chunk.stored_size;
         }
         ASSERT_EQ(at, block.bytes.size());
         std::vector<std::byte> back(wanted.size());
@@ -69,7 +69,7 @@ TEST(CodecBlock, BytesDoNotDependOnTheNumberOfThreads) {
     for (const unsigned threads : {2U, 3U, 64U}) {
       const auto many = encoded(spec, DType::kBF16, raw, threads);
       ASSERT_EQ(many.bytes, one.bytes) << spec << " " << threads;
-      ASSERT_EQ(many.extents, one.extents);
+      ASSERT_EQ(many.chunks, one.chunks);
       ASSERT_EQ(many.crc64, one.crc64);
       ASSERT_EQ(many.codec, one.codec);
       std::vector<std::byte> back(raw.size());
@@ -79,69 +79,69 @@ TEST(CodecBlock, BytesDoNotDependOnTheNumberOfThreads) {
   }
 }
 
-TEST(CodecBlock, ARunOfExtentsDecodesByItself) {
-  const auto raw = sample(DType::kF32, Content::kWeights, 40 * kExtentBytes + 1000, kSeed);
+TEST(CodecBlock, ARunOfChunksDecodesByItself) {
+  const auto raw = sample(DType::kF32, Content::kWeights, 40 * kChunkBytes + 1000, kSeed);
   const auto block = encoded("planes", DType::kF32, raw);
-  const auto at = [&](std::size_t extent) {
+  const auto at = [&](std::size_t chunk) {
     std::size_t bytes = 0;
-    for (std::size_t i = 0; i < extent; ++i) bytes += block.extents[i].stored_size;
+    for (std::size_t i = 0; i < chunk; ++i) bytes += block.chunks[i].stored_size;
     return bytes;
   };
   for (const auto& [first, count] : std::vector<std::pair<std::size_t, std::size_t>>{{0, 1}, {7, 3}, {15, 18}, {39, 2}, {40, 1}, {12, 0}}) {
-    const std::size_t begin = first * kExtentBytes, end = std::min<std::size_t>(raw.size(), (first + count) * kExtentBytes);
+    const std::size_t begin = first * kChunkBytes, end = std::min<std::size_t>(raw.size(), (first + count) * kChunkBytes);
     std::vector<std::byte> back(end - begin);
     const auto stored = std::span(block.bytes).subspan(at(first), at(first + count) - at(first));
-    const Status status = decode_block(block.codec, block.dtype, stored, std::span(block.extents).subspan(first, count), first, back, 2);
+    const Status status = decode_block(block.codec, block.dtype, stored, std::span(block.chunks).subspan(first, count), first, back, 2);
     ASSERT_TRUE(status.ok()) << status.error().message();
     ASSERT_TRUE(std::equal(back.begin(), back.end(), raw.begin() + static_cast<std::ptrdiff_t>(begin)));
     if (count == 0) continue;
-    // As other extents than they are, they are refused.
-    const Status moved = decode_block(block.codec, block.dtype, stored, std::span(block.extents).subspan(first, count), first + 1, back, 2);
+    // As other chunks than they are, they are refused.
+    const Status moved = decode_block(block.codec, block.dtype, stored, std::span(block.chunks).subspan(first, count), first + 1, back, 2);
     ASSERT_FALSE(moved.ok());
     EXPECT_EQ(moved.error().code(), Code::kCorrupt);
   }
 }
 
 TEST(CodecBlock, ABlockThatDoesNotGetSmallerIsRaw) {
-  const auto raw = sample(DType::kU8, Content::kRandom, 3 * kExtentBytes, kSeed);
+  const auto raw = sample(DType::kU8, Content::kRandom, 3 * kChunkBytes, kSeed);
   for (const std::string_view spec : {"planes", "lz4"}) {
     const auto block = encoded(spec, DType::kU8, raw);
     EXPECT_EQ(block.codec, CodecId::kRaw);
     EXPECT_EQ(block.bytes, raw);
   }
-  const auto floats = sample(DType::kF32, Content::kRandom, 3 * kExtentBytes, kSeed);
+  const auto floats = sample(DType::kF32, Content::kRandom, 3 * kChunkBytes, kSeed);
   const auto cast = encoded("bf16+lz4", DType::kF32, floats);
   EXPECT_EQ(cast.codec, CodecId::kRaw);
   EXPECT_EQ(cast.dtype, DType::kBF16);
   EXPECT_EQ(cast.bytes.size(), floats.size() / 2);
 }
 
-TEST(CodecBlock, AnIncompressibleExtentAmongOthersGrowsByItsFrameOnly) {
-  auto raw = sample(DType::kBF16, Content::kWeights, 3 * kExtentBytes, kSeed);
-  const auto noise = sample(DType::kU8, Content::kRandom, kExtentBytes, kSeed);
-  std::copy(noise.begin(), noise.end(), raw.begin() + kExtentBytes);
+TEST(CodecBlock, AnIncompressibleChunkAmongOthersGrowsByItsFrameOnly) {
+  auto raw = sample(DType::kBF16, Content::kWeights, 3 * kChunkBytes, kSeed);
+  const auto noise = sample(DType::kU8, Content::kRandom, kChunkBytes, kSeed);
+  std::copy(noise.begin(), noise.end(), raw.begin() + kChunkBytes);
   const auto block = encoded("planes", DType::kBF16, raw);
   ASSERT_EQ(block.codec, CodecId::kPlanes);
-  EXPECT_LE(block.extents[1].stored_size, kExtentBytes + 5);
-  EXPECT_LT(block.extents[0].stored_size, kExtentBytes * 3 / 4);
-  EXPECT_LT(block.extents[2].stored_size, kExtentBytes * 3 / 4);
+  EXPECT_LE(block.chunks[1].stored_size, kChunkBytes + 5);
+  EXPECT_LT(block.chunks[0].stored_size, kChunkBytes * 3 / 4);
+  EXPECT_LT(block.chunks[2].stored_size, kChunkBytes * 3 / 4);
 }
 
 TEST(CodecBlock, AReusedBlockKeepsNothingOfItsPast) {
   EncodedBlock block;
-  const auto big = sample(DType::kF32, Content::kWeights, 20 * kExtentBytes, kSeed);
+  const auto big = sample(DType::kF32, Content::kWeights, 20 * kChunkBytes, kSeed);
   ASSERT_TRUE(encode_block(*parse_codec("fp16+planes"), DType::kF32, big, 1, block).ok());
   const auto small = sample(DType::kI64, Content::kRamp, 800, kSeed);
   ASSERT_TRUE(encode_block(*parse_codec("planes"), DType::kI64, small, 1, block).ok());
   const auto fresh = encoded("planes", DType::kI64, small);
   EXPECT_EQ(block.bytes, fresh.bytes);
-  EXPECT_EQ(block.extents, fresh.extents);
+  EXPECT_EQ(block.chunks, fresh.chunks);
   EXPECT_EQ(block.crc64, fresh.crc64);
   EXPECT_EQ(block.raw_size, 800U);
 }
 
 TEST(CodecBlock, ValuesThatOverflowTheCastAreCounted) {
-  std::vector<float> values(3 * kExtentBytes / 4, 1.0F);
+  std::vector<float> values(3 * kChunkBytes / 4, 1.0F);
   values[5] = 65520.0F;
   values[70000 / 4] = -1e30F;
   values[40000] = 65519.0F;
@@ -165,14 +165,14 @@ TEST(CodecBlock, MistakesOfTheCallerAreInvalid) {
   is_invalid(encode_block({DType::kF64, CodecId::kRaw}, DType::kF32, raw, 1, block));
   is_invalid(encode_block({std::nullopt, static_cast<CodecId>(9)}, DType::kF32, raw, 1, block));
   block = encoded("planes", DType::kF32, raw);
-  is_invalid(decode_block(block.codec, block.dtype, block.bytes, block.extents, 0, raw, 0));
-  is_invalid(decode_block(static_cast<CodecId>(9), block.dtype, block.bytes, block.extents, 0, raw, 1));
+  is_invalid(decode_block(block.codec, block.dtype, block.bytes, block.chunks, 0, raw, 0));
+  is_invalid(decode_block(static_cast<CodecId>(9), block.dtype, block.bytes, block.chunks, 0, raw, 1));
   is_invalid(decode_block(block.codec, block.dtype, block.bytes, {}, 0, raw, 1));
-  is_invalid(decode_block(block.codec, block.dtype, block.bytes, block.extents, 0, std::span(raw).first(999), 1));
+  is_invalid(decode_block(block.codec, block.dtype, block.bytes, block.chunks, 0, std::span(raw).first(999), 1));
 }
 
 TEST(CodecBlock, RowsThatDeclareTooMuchAreRefusedBeforeAnyWork) {
-  const auto raw = sample(DType::kBF16, Content::kWeights, 2 * kExtentBytes, kSeed);
+  const auto raw = sample(DType::kBF16, Content::kWeights, 2 * kChunkBytes, kSeed);
   auto block = encoded("planes", DType::kBF16, raw);
   std::vector<std::byte> back(raw.size());
   const auto refused = [&](std::string_view reason) {
@@ -181,13 +181,13 @@ TEST(CodecBlock, RowsThatDeclareTooMuchAreRefusedBeforeAnyWork) {
     EXPECT_EQ(status.error().code(), Code::kCorrupt);
     EXPECT_NE(status.error().message().find(reason), std::string::npos) << status.error().message();
   };
-  const auto rows = block.extents;
-  block.extents[1].stored_size = 0xffffffff;
-  refused("extent 1");
-  block.extents = rows;
-  block.extents[0].stored_size += 1;
+  const auto rows = block.chunks;
+  block.chunks[1].stored_size = 0xffffffff;
+  refused("chunk 1");
+  block.chunks = rows;
+  block.chunks[0].stored_size += 1;
   refused("declare");
-  block.extents = rows;
+  block.chunks = rows;
   block.bytes.pop_back();
   refused("declare");
 }

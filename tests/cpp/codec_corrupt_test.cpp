@@ -1,4 +1,4 @@
-// Damage of every kind to encoded extents and blocks: a typed error that names the place, or, where a bit changes nothing, the same bytes;
+// Damage of every kind to encoded chunks and blocks: a typed error that names the place, or, where a bit changes nothing, the same bytes;
 // never other bytes.
 #include "support/codec_samples.hpp"
 
@@ -19,7 +19,7 @@ constexpr int kFlips = 30;
 constexpr int kFlips = 1000;
 #endif
 
-TEST(CodecCorrupt, EveryFlippedBitOfAnExtentIsFoundOrChangesNothing) {
+TEST(CodecCorrupt, EveryFlippedBitOfAnChunkIsFoundOrChangesNothing) {
   for (const CodecId id : {CodecId::kPlanes, CodecId::kLz4}) {
     const Codec& codec = **open_codec(id);
     for (const DType dtype : {DType::kBF16, DType::kF32, DType::kU8, DType::kI64}) {
@@ -36,7 +36,7 @@ TEST(CodecCorrupt, EveryFlippedBitOfAnExtentIsFoundOrChangesNothing) {
             ASSERT_EQ(back, raw) << codec_name(id) << " " << dtype_name(dtype) << " bit " << bit;
           } else {
             ASSERT_EQ(status.error().code(), Code::kCorrupt) << status.error().message();
-            ASSERT_NE(status.error().message().find("extent 2"), std::string::npos) << status.error().message();
+            ASSERT_NE(status.error().message().find("chunk 2"), std::string::npos) << status.error().message();
           }
           stored[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
         }
@@ -51,20 +51,20 @@ TEST(CodecCorrupt, EveryFlippedBitOfAnExtentIsFoundOrChangesNothing) {
 class CorruptBlock : public ::testing::TestWithParam<std::string_view> {
  protected:
   void SetUp() override {
-    raw_ = sample(DType::kBF16, Content::kSparse, 3 * kExtentBytes + 100, kSeed);
+    raw_ = sample(DType::kBF16, Content::kSparse, 3 * kChunkBytes + 100, kSeed);
     block_ = *encode_block(*parse_codec(GetParam()), DType::kBF16, raw_, 1);
     ASSERT_EQ(codec_name(block_.codec), GetParam());
   }
   void refused(StoredCheck check, std::string_view place) {
     back_.assign(raw_.size(), std::byte{});
-    const Status status = decode_block(block_.codec, block_.dtype, block_.bytes, block_.extents, 0, back_, 2, check);
+    const Status status = decode_block(block_.codec, block_.dtype, block_.bytes, block_.chunks, 0, back_, 2, check);
     ASSERT_FALSE(status.ok()) << place;
     EXPECT_EQ(status.error().code(), Code::kCorrupt);
     EXPECT_NE(status.error().message().find(place), std::string::npos) << status.error().message();
   }
-  std::size_t begin(std::size_t extent) const {
+  std::size_t begin(std::size_t chunk) const {
     std::size_t at = 0;
-    for (std::size_t i = 0; i < extent; ++i) at += block_.extents[i].stored_size;
+    for (std::size_t i = 0; i < chunk; ++i) at += block_.chunks[i].stored_size;
     return at;
   }
 
@@ -77,48 +77,48 @@ TEST_P(CorruptBlock, RandomBitsAreFoundByEitherCheck) {
   for (int round = 0; round < kFlips; ++round) {
     const std::size_t bit = random.next() % (block_.bytes.size() * 8);
     block_.bytes[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
-    refused(StoredCheck::kVerify, "extent ");
+    refused(StoredCheck::kVerify, "chunk ");
     back_.assign(raw_.size(), std::byte{});
-    const Status trusted = decode_block(block_.codec, block_.dtype, block_.bytes, block_.extents, 0, back_, 1, StoredCheck::kTrusted);
+    const Status trusted = decode_block(block_.codec, block_.dtype, block_.bytes, block_.chunks, 0, back_, 1, StoredCheck::kTrusted);
     if (trusted.ok()) ASSERT_EQ(back_, raw_) << "bit " << bit;
     else ASSERT_EQ(trusted.error().code(), Code::kCorrupt);
     block_.bytes[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
   }
 }
 
-// Two extents with their rows: every CRC of stored bytes holds.
-TEST_P(CorruptBlock, SwappedExtentsAreFound) {
+// Two chunks with their rows: every CRC of stored bytes holds.
+TEST_P(CorruptBlock, SwappedChunksAreFound) {
   const auto a = begin(1), b = begin(2), c = begin(3);
   std::vector<std::byte> swapped(block_.bytes.begin(), block_.bytes.begin() + static_cast<std::ptrdiff_t>(a));
   swapped.insert(swapped.end(), block_.bytes.begin() + static_cast<std::ptrdiff_t>(b), block_.bytes.begin() + static_cast<std::ptrdiff_t>(c));
   swapped.insert(swapped.end(), block_.bytes.begin() + static_cast<std::ptrdiff_t>(a), block_.bytes.begin() + static_cast<std::ptrdiff_t>(b));
   swapped.insert(swapped.end(), block_.bytes.begin() + static_cast<std::ptrdiff_t>(c), block_.bytes.end());
   block_.bytes = swapped;
-  std::swap(block_.extents[1], block_.extents[2]);
-  refused(StoredCheck::kVerify, "extent 1");
+  std::swap(block_.chunks[1], block_.chunks[2]);
+  refused(StoredCheck::kVerify, "chunk 1");
 }
 
-TEST_P(CorruptBlock, ARepeatedExtentIsFound) {
+TEST_P(CorruptBlock, ARepeatedChunkIsFound) {
   const auto a = begin(1), b = begin(2), c = begin(3);
   std::vector<std::byte> repeated(block_.bytes.begin(), block_.bytes.begin() + static_cast<std::ptrdiff_t>(b));
   repeated.insert(repeated.end(), block_.bytes.begin() + static_cast<std::ptrdiff_t>(a), block_.bytes.begin() + static_cast<std::ptrdiff_t>(b));
   repeated.insert(repeated.end(), block_.bytes.begin() + static_cast<std::ptrdiff_t>(c), block_.bytes.end());
   block_.bytes = repeated;
-  block_.extents[2] = block_.extents[1];
-  refused(StoredCheck::kVerify, "extent 2");
+  block_.chunks[2] = block_.chunks[1];
+  refused(StoredCheck::kVerify, "chunk 2");
 }
 
 TEST_P(CorruptBlock, AnAppendedByteIsFound) {
   block_.bytes.push_back(std::byte{0});
   refused(StoredCheck::kVerify, "declare");
-  block_.extents.back().stored_size += 1;
-  refused(StoredCheck::kTrusted, "extent 3");
+  block_.chunks.back().stored_size += 1;
+  refused(StoredCheck::kTrusted, "chunk 3");
 }
 
 TEST_P(CorruptBlock, AnotherDTypeOrCodecIsFound) {
   const auto refuses = [&](CodecId codec, DType dtype) {
     back_.assign(raw_.size(), std::byte{});
-    const Status status = decode_block(codec, dtype, block_.bytes, block_.extents, 0, back_, 1, StoredCheck::kTrusted);
+    const Status status = decode_block(codec, dtype, block_.bytes, block_.chunks, 0, back_, 1, StoredCheck::kTrusted);
     ASSERT_FALSE(status.ok()) << codec_name(codec) << " " << dtype_name(dtype);
     EXPECT_EQ(status.error().code(), Code::kCorrupt);
   };

@@ -16,18 +16,18 @@ namespace {
 const Codec& codec() { return **open_codec(CodecId::FUZZ_CODEC); }
 
 // One a dtype: their tables are large, and new ones for each input would take most of the time. Restarted, it is as new.
-ExtentEncoder& encoder_of(DType dtype) {
-  static std::array<std::unique_ptr<ExtentEncoder>, kDTypeMax + 1> made;
+ChunkEncoder& encoder_of(DType dtype) {
+  static std::array<std::unique_ptr<ChunkEncoder>, kDTypeMax + 1> made;
   auto& encoder = made[static_cast<std::size_t>(dtype)];
   if (!encoder) encoder = codec().encoder(dtype);
   encoder->restart();
   return *encoder;
 }
 
-void round_trip(DType dtype, std::uint64_t index, std::span<const std::byte> raw, ExtentEncoder& encoder, ExtentDecoder& decoder) {
+void round_trip(DType dtype, std::uint64_t index, std::span<const std::byte> raw, ChunkEncoder& encoder, ChunkDecoder& decoder) {
   std::vector<std::byte> stored(codec().bound(dtype, raw.size()));
   const auto size = encoder.encode(index, raw, stored);
-  require(size.ok() && *size <= stored.size(), "every extent encodes, within the bound");
+  require(size.ok() && *size <= stored.size(), "every chunk encodes, within the bound");
   stored.resize(*size);
   std::vector<std::byte> back(raw.size());
   require(decoder.decode(index, stored, back).ok(), "what was encoded decodes");
@@ -51,7 +51,7 @@ void run(std::span<const std::byte> input) {
   const Status status = decoder->decode(index, frame, raw);
   if (!status.ok()) require(status.error().code() == Code::kCorrupt && !status.error().message().empty(), "a refusal says corrupt, and why");
   if (status.ok()) round_trip(dtype, index, raw, encoder_of(dtype), *decoder);
-  const std::size_t usable = std::min<std::size_t>(frame.size(), kExtentBytes) / element * element;
+  const std::size_t usable = std::min<std::size_t>(frame.size(), kChunkBytes) / element * element;
   if (usable > 0) round_trip(dtype, index + 1, std::span(frame).first(usable), encoder_of(dtype), *decoder);
 }
 

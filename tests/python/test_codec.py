@@ -75,7 +75,7 @@ def test_what_comes_back_is_the_cast_bit_for_bit(array, name, threads):
     expected = wanted(array, name)
     assert same(codec.decode(stored, threads=threads), expected)
     assert stored.raw_nbytes == expected.nbytes
-    assert stored.nbytes == stored.data.nbytes == stored.extents[:, 0].sum() <= expected.nbytes
+    assert stored.nbytes == stored.data.nbytes == stored.chunks[:, 0].sum() <= expected.nbytes
     assert stored.crc64 == paramwire.crc64(stored.data)
 
 
@@ -100,7 +100,7 @@ def test_casts_are_numpys_and_saturate_only_where_asked(array):
 
 
 @pytest.mark.parametrize("name", ["planes", "lz4"])
-def test_a_flipped_bit_is_an_error_that_names_its_extent(name):
+def test_a_flipped_bit_is_an_error_that_names_its_chunk(name):
     rng = np.random.default_rng(5)
     array = np.where(rng.random(100_000) < 0.1, rng.normal(0, 0.1, 100_000), 0).astype(np.float16)
     stored = codec.encode(array, name)
@@ -108,25 +108,25 @@ def test_a_flipped_bit_is_an_error_that_names_its_extent(name):
     for bit in rng.integers(0, stored.nbytes * 8, 300):
         data = stored.data.copy()
         data[bit // 8] ^= 1 << (bit % 8)
-        broken = codec.Encoded(data, stored.extents, codec=name, dtype=stored.dtype, shape=stored.shape)
-        extent = int(np.searchsorted(np.cumsum(stored.extents[:, 0]), bit // 8, side="right"))
-        with pytest.raises(paramwire.CorruptError, match=rf"extent {extent} "):
+        broken = codec.Encoded(data, stored.chunks, codec=name, dtype=stored.dtype, shape=stored.shape)
+        chunk = int(np.searchsorted(np.cumsum(stored.chunks[:, 0]), bit // 8, side="right"))
+        with pytest.raises(paramwire.CorruptError, match=rf"chunk {chunk} "):
             codec.decode(broken)
 
 
 def test_parts_that_were_kept_decode_again():
     array = np.linspace(-1, 1, 70_000, dtype=np.float32)
     stored = codec.encode(array, "planes")
-    data, extents = stored.data.tobytes(), stored.extents.tolist()
+    data, chunks = stored.data.tobytes(), stored.chunks.tolist()
     again = codec.Encoded(
-        data, np.array(extents, np.uint32), codec=stored.codec, dtype=stored.dtype, shape=stored.shape
+        data, np.array(chunks, np.uint32), codec=stored.codec, dtype=stored.dtype, shape=stored.shape
     )
     assert same(codec.decode(again), array)
     assert (again.nbytes, again.crc64, again.ratio) == (stored.nbytes, stored.crc64, stored.ratio)
-    with pytest.raises(paramwire.InvalidError, match="extents: 1 rows"):
-        codec.Encoded(data, np.array(extents[:1], np.uint32), codec="planes", dtype="f32", shape=70_000)
+    with pytest.raises(paramwire.InvalidError, match="chunks: 1 rows"):
+        codec.Encoded(data, np.array(chunks[:1], np.uint32), codec="planes", dtype="f32", shape=70_000)
     with pytest.raises(paramwire.InvalidError, match="unknown codec"):
-        codec.Encoded(data, np.array(extents, np.uint32), codec="zstd", dtype="f32", shape=70_000)
+        codec.Encoded(data, np.array(chunks, np.uint32), codec="zstd", dtype="f32", shape=70_000)
 
 
 def test_bits_with_a_label_and_other_layouts():
@@ -143,13 +143,13 @@ def test_bits_with_a_label_and_other_layouts():
 
 def test_views_of_the_stored_bytes_keep_them_and_are_read_only():
     stored = codec.encode(np.zeros(100_000, np.float32), "planes")
-    data, extents, sizes = stored.data, stored.extents, stored.extents[:, 0].copy()
+    data, chunks, sizes = stored.data, stored.chunks, stored.chunks[:, 0].copy()
     copy = data.copy()
     del stored
     gc.collect()
     assert np.array_equal(data, copy)
-    assert np.array_equal(extents[:, 0], sizes)
-    for view in (data, extents):
+    assert np.array_equal(chunks[:, 0], sizes)
+    for view in (data, chunks):
         with pytest.raises(ValueError, match="read-only"):
             view[0] = 0
 
@@ -161,7 +161,7 @@ def test_the_same_bytes_for_any_number_of_threads():
     for threads in (2, 5):
         other = codec.encode(array, "bf16+planes", threads=threads)
         assert np.array_equal(other.data, first.data)
-        assert np.array_equal(other.extents, first.extents)
+        assert np.array_equal(other.chunks, first.chunks)
 
 
 def test_what_can_not_be_meant_is_refused():

@@ -1,7 +1,7 @@
 """Golden vectors of the codecs against a second implementation, written from wire/FORMAT.md, "Codecs", alone.
 
 Goal: frames that the library writes are what the page says, to the bit, so that the page is complete.
-Method: tests/golden/codec.txt holds one extent a line, `planes dtype=... index=N raw=BYTES hex=FRAME`. The frames are
+Method: tests/golden/codec.txt holds one chunk a line, `planes dtype=... index=N raw=BYTES hex=FRAME`. The frames are
 decoded here, in plain Python, and in tests/cpp/codec_golden_test.cpp by the library, which also has to write the same
 bytes (and prints those that it writes where they are others, for new lines). Nothing of paramwire is imported.
 """

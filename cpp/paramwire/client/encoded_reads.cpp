@@ -86,9 +86,9 @@ class Decoders {
   struct Known {
     CodecId codec;
     DType dtype;
-    std::unique_ptr<ExtentDecoder> decoder;
+    std::unique_ptr<ChunkDecoder> decoder;
   };
-  Result<ExtentDecoder*> find(const ManifestEntry& entry) {
+  Result<ChunkDecoder*> find(const ManifestEntry& entry) {
     for (const Known& known : known_) {
       if (known.codec == entry.codec && known.dtype == entry.dtype) return known.decoder.get();
     }

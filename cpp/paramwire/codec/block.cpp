@@ -13,13 +13,13 @@
 namespace paramwire {
 namespace {
 
-constexpr std::uint64_t kRunBytes = kExtentsPerRun * kExtentBytes;
+constexpr std::uint64_t kRunBytes = kChunksPerRun * kChunkBytes;
 
-// The extent `index` of `raw`.
+// The chunk `index` of `raw`.
 template <typename Bytes>
-Bytes extent_of(Bytes raw, std::uint64_t index) {
-  const auto begin = static_cast<std::size_t>(index * kExtentBytes);
-  return raw.subspan(begin, std::min<std::size_t>(raw.size() - begin, kExtentBytes));
+Bytes chunk_of(Bytes raw, std::uint64_t index) {
+  const auto begin = static_cast<std::size_t>(index * kChunkBytes);
+  return raw.subspan(begin, std::min<std::size_t>(raw.size() - begin, kChunkBytes));
 }
 
 // Call body() in the calling thread and in up to `threads` - 1 others, no more than there are `runs`. A thread that can't be had
@@ -42,7 +42,7 @@ void in_threads(unsigned threads, std::uint64_t runs, const Body& body) {
 struct Run {
   std::vector<std::byte> bytes;  // room for the worst; the first `size` count
   std::size_t size = 0;
-  std::vector<EncodedExtent> extents;
+  std::vector<EncodedChunk> chunks;
   std::uint64_t overflowed = 0;
 };
 
@@ -60,7 +60,7 @@ class BlockEncoding {
  private:
   void work() {
     const auto encoder = codec_.encoder(block_.dtype);
-    std::vector<std::byte> cast(casts_ ? kExtentBytes : 0);
+    std::vector<std::byte> cast(casts_ ? kChunkBytes : 0);
     std::unique_ptr<Run> run;
     for (std::uint64_t number = next_.fetch_add(1, std::memory_order_relaxed); number < runs_; number = next_.fetch_add(1, std::memory_order_relaxed)) {
       if (!run) run = spare();
@@ -69,28 +69,28 @@ class BlockEncoding {
     }
   }
 
-  Status encode_run(std::uint64_t number, ExtentEncoder& encoder, std::span<std::byte> cast, Run& run) {
-    const std::uint64_t first = number * kExtentsPerRun;
-    const std::uint64_t end = std::min(extent_count(block_.raw_size), first + kExtentsPerRun);
-    run.bytes.resize(static_cast<std::size_t>(kExtentsPerRun) * codec_.bound(block_.dtype, kExtentBytes));  // once
-    run.extents.clear();
+  Status encode_run(std::uint64_t number, ChunkEncoder& encoder, std::span<std::byte> cast, Run& run) {
+    const std::uint64_t first = number * kChunksPerRun;
+    const std::uint64_t end = std::min(chunk_count(block_.raw_size), first + kChunksPerRun);
+    run.bytes.resize(static_cast<std::size_t>(kChunksPerRun) * codec_.bound(block_.dtype, kChunkBytes));  // once
+    run.chunks.clear();
     run.overflowed = 0;
     encoder.restart();
     std::size_t at = 0;
     for (std::uint64_t index = first; index < end; ++index) {
-      std::span<const std::byte> extent;
+      std::span<const std::byte> chunk;
       if (casts_) {
-        const auto begin = static_cast<std::size_t>(index * kExtentBytes * 2);
-        const auto source = raw_.subspan(begin, std::min<std::size_t>(raw_.size() - begin, 2 * kExtentBytes));
+        const auto begin = static_cast<std::size_t>(index * kChunkBytes * 2);
+        const auto source = raw_.subspan(begin, std::min<std::size_t>(raw_.size() - begin, 2 * kChunkBytes));
         const auto target = cast.first(source.size() / 2);
         PARAMWIRE_TRY(overflowed, cast_elements(source_dtype_, source, block_.dtype, target));
         run.overflowed += overflowed;
-        extent = target;
+        chunk = target;
       } else {
-        extent = extent_of(raw_, index);
+        chunk = chunk_of(raw_, index);
       }
-      PARAMWIRE_TRY(size, encoder.encode(index, extent, std::span(run.bytes).subspan(at)));
-      run.extents.push_back({static_cast<std::uint32_t>(size), crc32c(std::span(run.bytes).subspan(at, size))});
+      PARAMWIRE_TRY(size, encoder.encode(index, chunk, std::span(run.bytes).subspan(at)));
+      run.chunks.push_back({static_cast<std::uint32_t>(size), crc32c(std::span(run.bytes).subspan(at, size))});
       at += size;
     }
     run.size = at;
@@ -116,7 +116,7 @@ class BlockEncoding {
       const auto bytes = std::span(done.bytes).first(done.size);
       block_.bytes.insert(block_.bytes.end(), bytes.begin(), bytes.end());
       block_.crc64 = crc64(bytes, block_.crc64);
-      block_.extents.insert(block_.extents.end(), done.extents.begin(), done.extents.end());
+      block_.chunks.insert(block_.chunks.end(), done.chunks.begin(), done.chunks.end());
       block_.overflowed += done.overflowed;
       spares_.push_back(std::move(waiting_[static_cast<std::size_t>(placed_)]));
     }
@@ -143,11 +143,11 @@ class BlockEncoding {
 Status encode_as(const CodecSpec& spec, const Codec& codec, DType dtype, std::span<const std::byte> raw, unsigned threads, EncodedBlock& block) {
   block.codec = codec.id();
   block.bytes.clear();
-  block.extents.clear();
+  block.chunks.clear();
   block.crc64 = 0;
   block.overflowed = 0;
   block.bytes.reserve(static_cast<std::size_t>(block.raw_size));
-  block.extents.reserve(static_cast<std::size_t>(extent_count(block.raw_size)));
+  block.chunks.reserve(static_cast<std::size_t>(chunk_count(block.raw_size)));
   return BlockEncoding(spec, codec, dtype, raw, block).encode(threads);
 }
 
@@ -183,24 +183,24 @@ namespace {
 
 class BlockDecoding {
  public:
-  BlockDecoding(const Codec& codec, DType dtype, std::span<const std::byte> stored, std::span<const EncodedExtent> extents,
-                std::uint64_t first_extent, std::span<std::byte> raw, StoredCheck check)
-      : codec_(codec), dtype_(dtype), stored_(stored), extents_(extents), first_extent_(first_extent), raw_(raw), check_(check) {}
+  BlockDecoding(const Codec& codec, DType dtype, std::span<const std::byte> stored, std::span<const EncodedChunk> chunks,
+                std::uint64_t first_chunk, std::span<std::byte> raw, StoredCheck check)
+      : codec_(codec), dtype_(dtype), stored_(stored), chunks_(chunks), first_chunk_(first_chunk), raw_(raw), check_(check) {}
 
   // Where each run begins in `stored`, and that everything is as large as it can be.
   Status plan() {
-    if (extents_.size() != extent_count(raw_.size())) {
-      return Error(Code::kInvalid, cat(extents_.size(), " extents for ", raw_.size(), " raw bytes; expected ", extent_count(raw_.size())));
+    if (chunks_.size() != chunk_count(raw_.size())) {
+      return Error(Code::kInvalid, cat(chunks_.size(), " chunks for ", raw_.size(), " raw bytes; expected ", chunk_count(raw_.size())));
     }
     std::uint64_t at = 0;
-    for (std::size_t i = 0; i < extents_.size(); ++i) {
-      if (i % kExtentsPerRun == 0) begins_.push_back(at);
-      const std::size_t most = codec_.bound(dtype_, extent_of(raw_, i).size());
-      if (extents_[i].stored_size > most) return corrupt(i, cat("declares ", extents_[i].stored_size, " stored bytes; at most ", most));
-      at += extents_[i].stored_size;
+    for (std::size_t i = 0; i < chunks_.size(); ++i) {
+      if (i % kChunksPerRun == 0) begins_.push_back(at);
+      const std::size_t most = codec_.bound(dtype_, chunk_of(raw_, i).size());
+      if (chunks_[i].stored_size > most) return corrupt(i, cat("declares ", chunks_[i].stored_size, " stored bytes; at most ", most));
+      at += chunks_[i].stored_size;
     }
     if (at == stored_.size()) return {};
-    return Error(Code::kCorrupt, cat("extents ", first_extent_, " to ", first_extent_ + extents_.size(), " declare ", at, " stored bytes, ", stored_.size(),
+    return Error(Code::kCorrupt, cat("chunks ", first_chunk_, " to ", first_chunk_ + chunks_.size(), " declare ", at, " stored bytes, ", stored_.size(),
                                      " are there; fetch them again, or from another replica"));
   }
 
@@ -211,7 +211,7 @@ class BlockDecoding {
 
  private:
   Error corrupt(std::size_t i, std::string_view why) const {
-    return Error(Code::kCorrupt, cat("extent ", first_extent_ + i, " (", codec_name(codec_.id()), ", ", dtype_name(dtype_), ") ", why, "; fetch it again, or from another replica"));
+    return Error(Code::kCorrupt, cat("chunk ", first_chunk_ + i, " (", codec_name(codec_.id()), ", ", dtype_name(dtype_), ") ", why, "; fetch it again, or from another replica"));
   }
 
   void work() {
@@ -230,17 +230,17 @@ class BlockDecoding {
     }
   }
 
-  Status decode_run(std::size_t run, ExtentDecoder& decoder) {
+  Status decode_run(std::size_t run, ChunkDecoder& decoder) {
     auto at = static_cast<std::size_t>(begins_[run]);
-    const std::size_t first = run * kExtentsPerRun;
-    for (std::size_t i = first; i < std::min<std::size_t>(extents_.size(), first + kExtentsPerRun); ++i) {
-      const auto frame = stored_.subspan(at, extents_[i].stored_size);
-      at += extents_[i].stored_size;
+    const std::size_t first = run * kChunksPerRun;
+    for (std::size_t i = first; i < std::min<std::size_t>(chunks_.size(), first + kChunksPerRun); ++i) {
+      const auto frame = stored_.subspan(at, chunks_[i].stored_size);
+      at += chunks_[i].stored_size;
       if (check_ == StoredCheck::kVerify) {
         const std::uint32_t found = crc32c(frame);
-        if (found != extents_[i].crc32c) return corrupt(i, cat("has stored bytes with CRC-32C ", found, ", its row says ", extents_[i].crc32c));
+        if (found != chunks_[i].crc32c) return corrupt(i, cat("has stored bytes with CRC-32C ", found, ", its row says ", chunks_[i].crc32c));
       }
-      PARAMWIRE_CHECK(decoder.decode(first_extent_ + i, frame, extent_of(raw_, i)));
+      PARAMWIRE_CHECK(decoder.decode(first_chunk_ + i, frame, chunk_of(raw_, i)));
     }
     return {};
   }
@@ -248,11 +248,11 @@ class BlockDecoding {
   const Codec& codec_;
   const DType dtype_;
   const std::span<const std::byte> stored_;
-  const std::span<const EncodedExtent> extents_;
-  const std::uint64_t first_extent_;
+  const std::span<const EncodedChunk> chunks_;
+  const std::uint64_t first_chunk_;
   const std::span<std::byte> raw_;
   const StoredCheck check_;
-  std::vector<std::uint64_t> begins_;  // of runs, counted from the first extent that is decoded
+  std::vector<std::uint64_t> begins_;  // of runs, counted from the first chunk that is decoded
   std::atomic<std::size_t> next_{0};
   std::mutex mutex_;
   Status status_;               // under mutex_
@@ -261,11 +261,11 @@ class BlockDecoding {
 
 }  // namespace
 
-Status decode_block(CodecId codec, DType dtype, std::span<const std::byte> stored, std::span<const EncodedExtent> extents,
-                    std::uint64_t first_extent, std::span<std::byte> raw, unsigned threads, StoredCheck check) {
+Status decode_block(CodecId codec, DType dtype, std::span<const std::byte> stored, std::span<const EncodedChunk> chunks,
+                    std::uint64_t first_chunk, std::span<std::byte> raw, unsigned threads, StoredCheck check) {
   if (threads == 0) return Error(Code::kInvalid, "a block is decoded by 0 threads; at least 1");
   PARAMWIRE_TRY(opened, open_codec(codec));
-  BlockDecoding decoding(*opened, dtype, stored, extents, first_extent, raw, check);
+  BlockDecoding decoding(*opened, dtype, stored, chunks, first_chunk, raw, check);
   PARAMWIRE_CHECK(decoding.plan());
   return decoding.decode(threads);
 }

@@ -1,6 +1,6 @@
 #include "paramwire/codec/byteplane.hpp"
 
-#include "paramwire/codec/extent_frame.hpp"
+#include "paramwire/codec/chunk_frame.hpp"
 #include "paramwire/codec/huffman.hpp"
 #include "paramwire/codec/plane_kernels.hpp"
 
@@ -17,10 +17,10 @@ enum class Mode : std::uint8_t { kRaw = 0, kConstant = 1, kHuffman = 2 };
 
 // Of the sizes before a Huffman-coded plane's streams.
 constexpr std::size_t kSizesBytes = 2 * huffman::kStreams;
-static_assert(kExtentBytes / huffman::kStreams * huffman::kCodeBitsMax / 8 < 65536, "a stream's size is a u16");
+static_assert(kChunkBytes / huffman::kStreams * huffman::kCodeBitsMax / 8 < 65536, "a stream's size is a u16");
 constexpr std::size_t kPlanesMax = 8;
 // Streams of a plane under the worst code, before they are given up for the raw plane.
-constexpr std::size_t kStreamsMax = huffman::streams_bound(std::uint64_t{kExtentBytes} * huffman::kCodeBitsMax);
+constexpr std::size_t kStreamsMax = huffman::streams_bound(std::uint64_t{kChunkBytes} * huffman::kCodeBitsMax);
 
 // Scratch memory that begins at a cache line: vectors that cross lines cost twice.
 struct alignas(64) Line {
@@ -77,11 +77,11 @@ std::uint32_t sample(const std::uint8_t* plane, std::size_t count, huffman::Coun
   return kSampleBytes;
 }
 
-// A code that is not an extent's own may cost this many thousandths of what its own would: 0.5 % of a plane that is a quarter of the
+// A code that is not a chunk's own may cost this many thousandths of what its own would: 0.5 % of a plane that is a quarter of the
 // stored bytes. It spares the encoder a histogram and a code, a third of its time, and the decoder a table, half of its.
 constexpr std::uint64_t kCostLimit = 1005;
 
-// Lengths for `counts`, and for symbols that later extents are likely to have beside them, as long as they cost next to nothing: a
+// Lengths for `counts`, and for symbols that later chunks are likely to have beside them, as long as they cost next to nothing: a
 // symbol without a code is the commonest reason for a new one. Exponents thin out by half with each step down, so the next ones below
 // come first; zero is the usual outlier of exponents.
 constexpr std::size_t kLikelyBelow = 6, kLikelyAbove = 2;
@@ -102,14 +102,14 @@ huffman::Lengths lengths_for(const huffman::Counts& counts) noexcept {
 
 // ---------------------------------------------------------------- encoder
 
-// A plane of which nothing in this run was worth coding is looked at again four extents later: mantissas stay what they are, and
-// looking takes a tenth of an extent's time.
+// A plane of which nothing in this run was worth coding is looked at again four chunks later: mantissas stay what they are, and
+// looking takes a tenth of a chunk's time.
 constexpr unsigned kRawUnlooked = 3;
 
-// The code that a plane's next extent may use again.
+// The code that a plane's next chunk may use again.
 struct PlaneCode {
   bool usable = false;
-  unsigned raw_for = 0;  // extents for which the plane is stored raw unlooked
+  unsigned raw_for = 0;  // chunks for which the plane is stored raw unlooked
   huffman::Lengths lengths{};
   std::unique_ptr<huffman::EncodeTable> table{};  // made when the plane is first coded, and not cleared: it has 256 KiB
   std::array<std::byte, huffman::kDescriptionMax> description{};
@@ -117,9 +117,9 @@ struct PlaneCode {
   std::uint64_t cost_per_entropy = 0;  // bits that the code took where it was made, over their entropy, in 2^-16
 };
 
-class PlanesEncoder final : public ExtentEncoder {
+class PlanesEncoder final : public ChunkEncoder {
  public:
-  explicit PlanesEncoder(DType dtype) : dtype_(dtype), shape_(plane_shape(dtype)), planes_(kExtentBytes), streams_(kStreamsMax), codes_(shape_.width) {}
+  explicit PlanesEncoder(DType dtype) : dtype_(dtype), shape_(plane_shape(dtype)), planes_(kChunkBytes), streams_(kStreamsMax), codes_(shape_.width) {}
 
   void restart() noexcept override {
     for (PlaneCode& code : codes_) {
@@ -132,7 +132,7 @@ class PlanesEncoder final : public ExtentEncoder {
     const Place place{CodecId::kPlanes, dtype_, index};
     PARAMWIRE_CHECK(frame::check_raw_size(place, raw.size()));
     if (target.size() < byteplane_codec().bound(dtype_, raw.size())) {
-      return Error(Code::kInvalid, cat("extent ", index, " has ", target.size(), " bytes to be encoded to; at least ", byteplane_codec().bound(dtype_, raw.size())));
+      return Error(Code::kInvalid, cat("chunk ", index, " has ", target.size(), " bytes to be encoded to; at least ", byteplane_codec().bound(dtype_, raw.size())));
     }
     const std::size_t count = raw.size() / shape_.width;
     planes::split(reinterpret_cast<const std::uint8_t*>(raw.data()), count, shape_.width, shape_.rotate, planes_.data(), count);
@@ -226,10 +226,10 @@ struct PlaneTable {
   std::size_t description_size = 0;  // 0: no table yet
 };
 
-class PlanesDecoder final : public ExtentDecoder {
+class PlanesDecoder final : public ChunkDecoder {
  public:
   explicit PlanesDecoder(DType dtype)
-      : dtype_(dtype), shape_(plane_shape(dtype)), planes_(kExtentBytes), tables_(shape_.width) {}
+      : dtype_(dtype), shape_(plane_shape(dtype)), planes_(kChunkBytes), tables_(shape_.width) {}
 
   Status decode(std::uint64_t index, std::span<const std::byte> stored, std::span<std::byte> raw) override {
     const Place place{CodecId::kPlanes, dtype_, index};
@@ -304,8 +304,8 @@ class PlanesCodec final : public Codec {
  public:
   CodecId id() const noexcept override { return CodecId::kPlanes; }
   std::size_t bound(DType, std::size_t raw_size) const noexcept override { return frame::kHeadBytes + raw_size; }
-  std::unique_ptr<ExtentEncoder> encoder(DType dtype) const override { return std::make_unique<PlanesEncoder>(dtype); }
-  std::unique_ptr<ExtentDecoder> decoder(DType dtype) const override { return std::make_unique<PlanesDecoder>(dtype); }
+  std::unique_ptr<ChunkEncoder> encoder(DType dtype) const override { return std::make_unique<PlanesEncoder>(dtype); }
+  std::unique_ptr<ChunkDecoder> decoder(DType dtype) const override { return std::make_unique<PlanesDecoder>(dtype); }
 };
 
 }  // namespace

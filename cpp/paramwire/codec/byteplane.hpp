@@ -5,8 +5,8 @@
 // own (bfloat16, float32) and the sign goes to the mantissa's lowest. A plane that would lose less than 1/64 by coding is stored raw:
 // decoding it would take longer than sending what it saves.
 //
-// Code tables stay from one extent to the next where that costs less than 0.3 %; a decoder builds its table (10 us, as long as
-// decoding an extent) only when the description changes.
+// Code tables stay from one chunk to the next where that costs less than 0.3 %; a decoder builds its table (10 us, as long as
+// decoding a chunk) only when the description changes.
 #pragma once
 
 #include "paramwire/codec/codec.hpp"

@@ -1,8 +1,8 @@
-// The codec seam: how the stored bytes of a block relate to its raw bytes, extent by extent.
+// The codec seam: how the stored bytes of a block relate to its raw bytes, chunk by chunk.
 //
-// An extent is kExtentBytes (64 KiB) of raw bytes, the last of a block may be shorter. Each is encoded and decoded on its own, so a
+// A chunk is kChunkBytes (64 KiB) of raw bytes, the last of a block may be shorter. Each is encoded and decoded on its own, so a
 // block decodes in parallel, in any order, and as it arrives. A decoder trusts nothing that it reads: sizes and tables are checked,
-// memory is bounded by one extent, and what it returned is the extent that was encoded, at the place where it was, or an error: a
+// memory is bounded by one chunk, and what it returned is the chunk that was encoded, at the place where it was, or an error: a
 // CRC-32C over place, dtype, size and raw bytes lies in every frame (wire/FORMAT.md, "Codecs"). Only kRaw has no frame: the
 // CRCs of its stored bytes are all there is.
 //
@@ -42,30 +42,30 @@ struct CodecSpec {
 // errors: kInvalid with what is known.
 Result<CodecSpec> parse_codec(std::string_view text);
 
-// ---------------------------------------------------------------- extents
+// ---------------------------------------------------------------- chunks
 
-// Encoder of extents of one dtype. It may use what it learned from the extents before (code tables), so the bytes depend on the
-// order of calls since restart(); decoding doesn't. Blocks restart every kExtentsPerRun extents (codec/block.hpp).
-// threads: one at a time. Memory is taken for the first extents, and used again for all that follow.
-class ExtentEncoder {
+// Encoder of chunks of one dtype. It may use what it learned from the chunks before (code tables), so the bytes depend on the
+// order of calls since restart(); decoding doesn't. Blocks restart every kChunksPerRun chunks (codec/block.hpp).
+// threads: one at a time. Memory is taken for the first chunks, and used again for all that follow.
+class ChunkEncoder {
  public:
-  virtual ~ExtentEncoder() = default;
-  // Encode `raw`, the extent `index` of its block, to the front of `target`.
-  // raw:     1 to kExtentBytes bytes, a whole number of elements
+  virtual ~ChunkEncoder() = default;
+  // Encode `raw`, the chunk `index` of its block, to the front of `target`.
+  // raw:     1 to kChunkBytes bytes, a whole number of elements
   // target:  at least Codec::bound() bytes
-  // returns: bytes written, at most Codec::bound(); an extent that does not get smaller is stored raw inside its frame
+  // returns: bytes written, at most Codec::bound(); a chunk that does not get smaller is stored raw inside its frame
   // errors:  kInvalid: sizes other than these
   virtual Result<std::size_t> encode(std::uint64_t index, std::span<const std::byte> raw, std::span<std::byte> target) = 0;
-  // Forget what was learned: the next extent is encoded as the first.
+  // Forget what was learned: the next chunk is encoded as the first.
   virtual void restart() noexcept = 0;
 };
 
-// Decoder of extents of one dtype. threads: one at a time. Memory as for the encoder: at most 64 KiB and 16 KiB a plane.
-class ExtentDecoder {
+// Decoder of chunks of one dtype. threads: one at a time. Memory as for the encoder: at most 64 KiB and 16 KiB a plane.
+class ChunkDecoder {
  public:
-  virtual ~ExtentDecoder() = default;
-  // Decode `stored`, the frame of extent `index`, into all of `raw`, whose bytes are undefined after an error.
-  // errors: kCorrupt naming extent and plane: not a frame of this extent, dtype and size; kInvalid: no possible size of `raw`
+  virtual ~ChunkDecoder() = default;
+  // Decode `stored`, the frame of chunk `index`, into all of `raw`, whose bytes are undefined after an error.
+  // errors: kCorrupt naming chunk and plane: not a frame of this chunk, dtype and size; kInvalid: no possible size of `raw`
   virtual Status decode(std::uint64_t index, std::span<const std::byte> stored, std::span<std::byte> raw) = 0;
 };
 
@@ -74,10 +74,10 @@ class Codec {
  public:
   virtual ~Codec() = default;
   virtual CodecId id() const noexcept = 0;
-  // Most bytes that an extent of `raw_size` bytes of `dtype` is stored in.
+  // Most bytes that a chunk of `raw_size` bytes of `dtype` is stored in.
   virtual std::size_t bound(DType dtype, std::size_t raw_size) const noexcept = 0;
-  virtual std::unique_ptr<ExtentEncoder> encoder(DType dtype) const = 0;
-  virtual std::unique_ptr<ExtentDecoder> decoder(DType dtype) const = 0;
+  virtual std::unique_ptr<ChunkEncoder> encoder(DType dtype) const = 0;
+  virtual std::unique_ptr<ChunkDecoder> decoder(DType dtype) const = 0;
 };
 
 // errors: kInvalid: a code outside the table; kUnavailable: this build lacks it.

@@ -23,7 +23,7 @@ static_assert(std::endian::native == std::endian::little, "pieces are coded as l
 constexpr std::uint32_t kMagic = 0x44525750;  // "PWRD"
 constexpr std::uint8_t kFormat = 1;
 constexpr std::uint64_t kRowBytes = 12;
-// Extent and piece counts of larger blocks would not matter to anybody; 2^56 bytes keep every sum below far from 64 bits.
+// Chunk and piece counts of larger blocks would not matter to anybody; 2^56 bytes keep every sum below far from 64 bits.
 constexpr std::uint64_t kRawMax = std::uint64_t{1} << 56;
 
 constexpr std::uint64_t piece_count(std::uint64_t raw_size) noexcept { return (raw_size + kDeltaPieceBytes - 1) / kDeltaPieceBytes; }

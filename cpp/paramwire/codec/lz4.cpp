@@ -1,6 +1,6 @@
 #include "paramwire/codec/lz4.hpp"
 
-#include "paramwire/codec/extent_frame.hpp"
+#include "paramwire/codec/chunk_frame.hpp"
 
 #include <lz4.h>
 
@@ -12,10 +12,10 @@ namespace {
 using frame::Form;
 using frame::Place;
 
-// lz4 takes at most 0x7E000000 bytes, counted in ints; ours are one extent.
-static_assert(kExtentBytes < LZ4_MAX_INPUT_SIZE);
+// lz4 takes at most 0x7E000000 bytes, counted in ints; ours are one chunk.
+static_assert(kChunkBytes < LZ4_MAX_INPUT_SIZE);
 
-class Lz4Encoder final : public ExtentEncoder {
+class Lz4Encoder final : public ChunkEncoder {
  public:
   explicit Lz4Encoder(DType dtype) : dtype_(dtype), state_(static_cast<std::size_t>(LZ4_sizeofState()) / sizeof(std::uint64_t) + 1) {}
 
@@ -25,7 +25,7 @@ class Lz4Encoder final : public ExtentEncoder {
     const Place place{CodecId::kLz4, dtype_, index};
     PARAMWIRE_CHECK(frame::check_raw_size(place, raw.size()));
     if (target.size() < lz4_codec().bound(dtype_, raw.size())) {
-      return Error(Code::kInvalid, cat("extent ", index, " has ", target.size(), " bytes to be encoded to; at least ", lz4_codec().bound(dtype_, raw.size())));
+      return Error(Code::kInvalid, cat("chunk ", index, " has ", target.size(), " bytes to be encoded to; at least ", lz4_codec().bound(dtype_, raw.size())));
     }
     // One byte less than raw, or not at all: lz4 returns 0 then.
     const int size = LZ4_compress_fast_extState(state_.data(), reinterpret_cast<const char*>(raw.data()),
@@ -41,7 +41,7 @@ class Lz4Encoder final : public ExtentEncoder {
   std::vector<std::uint64_t> state_;  // words, for its alignment
 };
 
-class Lz4Decoder final : public ExtentDecoder {
+class Lz4Decoder final : public ChunkDecoder {
  public:
   explicit Lz4Decoder(DType dtype) : dtype_(dtype) {}
 
@@ -69,8 +69,8 @@ class Lz4Codec final : public Codec {
  public:
   CodecId id() const noexcept override { return CodecId::kLz4; }
   std::size_t bound(DType, std::size_t raw_size) const noexcept override { return frame::kHeadBytes + raw_size; }
-  std::unique_ptr<ExtentEncoder> encoder(DType dtype) const override { return std::make_unique<Lz4Encoder>(dtype); }
-  std::unique_ptr<ExtentDecoder> decoder(DType dtype) const override { return std::make_unique<Lz4Decoder>(dtype); }
+  std::unique_ptr<ChunkEncoder> encoder(DType dtype) const override { return std::make_unique<Lz4Encoder>(dtype); }
+  std::unique_ptr<ChunkDecoder> decoder(DType dtype) const override { return std::make_unique<Lz4Decoder>(dtype); }
 };
 
 }  // namespace

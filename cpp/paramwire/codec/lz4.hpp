@@ -1,4 +1,4 @@
-// The codec kLz4: an LZ4 block (lz4 1.9, doc/lz4_Block_format.md) an extent, for sparse and delta streams. On weights it saves
+// The codec kLz4: an LZ4 block (lz4 1.9, doc/lz4_Block_format.md) a chunk, for sparse and delta streams. On weights it saves
 // nothing.
 #pragma once
 

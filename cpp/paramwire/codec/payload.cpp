@@ -29,7 +29,7 @@ Result<ChunkOffsets> read_chunk_index(CodecId codec, DType dtype, std::uint64_t 
 
 Status decode_payload(CodecId codec, DType dtype, std::span<const std::byte> stored, std::span<std::byte> raw, unsigned threads) {
   PARAMWIRE_TRY(offsets, read_chunk_index(codec, dtype, raw.size(), stored.size(), stored));
-  std::vector<EncodedExtent> chunks(offsets.size() - 1);
+  std::vector<EncodedChunk> chunks(offsets.size() - 1);
   for (std::size_t i = 0; i < chunks.size(); ++i) chunks[i].stored_size = static_cast<std::uint32_t>(offsets[i + 1] - offsets[i]);
   return decode_block(codec, dtype, stored.subspan(static_cast<std::size_t>(chunk_index_bytes(raw.size()))), chunks, 0, raw, threads, StoredCheck::kTrusted);
 }
@@ -46,7 +46,7 @@ Result<PayloadEncoder::Payload> PayloadEncoder::encode(const CodecSpec& spec, DT
   bytes_.clear();
   bytes_.reserve(static_cast<std::size_t>(index) + block_.bytes.size());
   ByteWriter out(bytes_);
-  for (const auto& chunk : block_.extents) out.put<std::uint32_t>(chunk.stored_size);
+  for (const auto& chunk : block_.chunks) out.put<std::uint32_t>(chunk.stored_size);
   out.bytes(block_.bytes);
   return Payload{block_.codec, block_.dtype, bytes_, block_.overflowed};
 }

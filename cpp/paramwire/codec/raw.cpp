@@ -1,19 +1,19 @@
 #include "paramwire/codec/raw.hpp"
 
-#include "paramwire/codec/extent_frame.hpp"
+#include "paramwire/codec/chunk_frame.hpp"
 
 namespace paramwire {
 namespace {
 
 using frame::Place;
 
-class RawEncoder final : public ExtentEncoder {
+class RawEncoder final : public ChunkEncoder {
  public:
   explicit RawEncoder(DType dtype) : dtype_(dtype) {}
   void restart() noexcept override {}
   Result<std::size_t> encode(std::uint64_t index, std::span<const std::byte> raw, std::span<std::byte> target) override {
     PARAMWIRE_CHECK(frame::check_raw_size({CodecId::kRaw, dtype_, index}, raw.size()));
-    if (target.size() < raw.size()) return Error(Code::kInvalid, cat("extent ", index, " has ", target.size(), " bytes to be encoded to; at least ", raw.size()));
+    if (target.size() < raw.size()) return Error(Code::kInvalid, cat("chunk ", index, " has ", target.size(), " bytes to be encoded to; at least ", raw.size()));
     std::memcpy(target.data(), raw.data(), raw.size());
     return raw.size();
   }
@@ -22,7 +22,7 @@ class RawEncoder final : public ExtentEncoder {
   DType dtype_;
 };
 
-class RawDecoder final : public ExtentDecoder {
+class RawDecoder final : public ChunkDecoder {
  public:
   explicit RawDecoder(DType dtype) : dtype_(dtype) {}
   Status decode(std::uint64_t index, std::span<const std::byte> stored, std::span<std::byte> raw) override {
@@ -41,8 +41,8 @@ class RawCodec final : public Codec {
  public:
   CodecId id() const noexcept override { return CodecId::kRaw; }
   std::size_t bound(DType, std::size_t raw_size) const noexcept override { return raw_size; }
-  std::unique_ptr<ExtentEncoder> encoder(DType dtype) const override { return std::make_unique<RawEncoder>(dtype); }
-  std::unique_ptr<ExtentDecoder> decoder(DType dtype) const override { return std::make_unique<RawDecoder>(dtype); }
+  std::unique_ptr<ChunkEncoder> encoder(DType dtype) const override { return std::make_unique<RawEncoder>(dtype); }
+  std::unique_ptr<ChunkDecoder> decoder(DType dtype) const override { return std::make_unique<RawDecoder>(dtype); }
 };
 
 }  // namespace

@@ -42,7 +42,7 @@ PlainCheck check_plain(std::span<const std::byte> bytes) {
 
 std::uint64_t stored_bytes_max(RecordForm form, CodecId codec, std::uint64_t raw_size) noexcept {
   if (form == RecordForm::kFull && codec == CodecId::kRaw) return raw_size;
-  // Codecs store an extent that does not get smaller as it is, in a frame of less than a thousandth of it; a delta is written only where it is smaller.
+  // Codecs store a chunk that does not get smaller as it is, in a frame of less than a thousandth of it; a delta is written only where it is smaller.
   return raw_size + raw_size / 64 + kExtentBytes;
 }
 
@@ -94,8 +94,8 @@ void take_full(EncodedRecord& out, std::span<const std::byte> raw, const PlainCh
   out.header.stored_size = out.encoded.bytes.size();
   out.header.stored_crc64 = out.encoded.crc64;
   std::vector<RecordRow> rows;
-  rows.reserve(out.encoded.extents.size());
-  for (const EncodedExtent& extent : out.encoded.extents) rows.push_back({extent.stored_size, extent.crc32c});
+  rows.reserve(out.encoded.chunks.size());
+  for (const EncodedChunk& chunk : out.encoded.chunks) rows.push_back({chunk.stored_size, chunk.crc32c});
   encode_record_head(out.head, out.header, entry, rows);
 }
 
@@ -154,10 +154,10 @@ Status decode_record(const RecordHead& head, std::span<const std::byte> payload,
     if (payload.data() != out.data()) std::ranges::copy(payload, out.begin());
     return {};
   }
-  std::vector<EncodedExtent> extents;
-  extents.reserve(head.rows.size());
-  for (const RecordRow& row : head.rows) extents.push_back({row.stored_size, row.crc32c});
-  PARAMWIRE_CHECK(decode_block(header.codec, head.entry.dtype, payload, extents, 0, out, 1, StoredCheck::kTrusted));
+  std::vector<EncodedChunk> chunks;
+  chunks.reserve(head.rows.size());
+  for (const RecordRow& row : head.rows) chunks.push_back({row.stored_size, row.crc32c});
+  PARAMWIRE_CHECK(decode_block(header.codec, head.entry.dtype, payload, chunks, 0, out, 1, StoredCheck::kTrusted));
   if (crc64(out) != head.entry.crc64) return damaged("what was decoded has another CRC-64 than the raw bytes that were saved");
   return {};
 }

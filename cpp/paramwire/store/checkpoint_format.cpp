@@ -141,7 +141,7 @@ Result<DataHeader> decode_data_header(std::span<const std::byte> bytes) {
 }
 
 std::uint64_t record_row_count(RecordForm form, CodecId codec, std::uint64_t raw_size, std::uint64_t stored_size) noexcept {
-  if (form == RecordForm::kFull && codec != CodecId::kRaw) return extent_count(raw_size);
+  if (form == RecordForm::kFull && codec != CodecId::kRaw) return chunk_count(raw_size);
   return stored_size <= kExtentBytes ? 0 : extent_count(stored_size);
 }
 

@@ -1,4 +1,4 @@
-// The frame around every encoded extent, which planes and lz4 share: wire/FORMAT.md, "Codecs". Internal to codec/.
+// The frame around every encoded chunk, which planes and lz4 share: wire/FORMAT.md, "Codecs". Internal to codec/.
 #pragma once
 
 #include "paramwire/base/bytes.hpp"
@@ -19,7 +19,7 @@ namespace paramwire::frame {
 inline constexpr std::size_t kHeadBytes = 5;  // check u32, form u8
 enum class Form : std::uint8_t { kRaw = 0, kCoded = 1 };
 
-// Which extent a frame holds. All of it is under the check: swapped, cut, repeated and mislabelled extents don't pass.
+// Which chunk a frame holds. All of it is under the check: swapped, cut, repeated and mislabelled chunks don't pass.
 struct Place {
   CodecId codec;
   DType dtype;
@@ -42,15 +42,15 @@ inline void write_head(std::byte* target, std::uint32_t check, Form form) noexce
 
 // What Error a frame that can't be the one of `place` is; `why` names the plane where there is one.
 inline Error corrupt(const Place& place, std::string_view why) {
-  return Error(Code::kCorrupt, cat("extent ", place.index, " (", codec_name(place.codec), ", ", dtype_name(place.dtype), "): ", why,
+  return Error(Code::kCorrupt, cat("chunk ", place.index, " (", codec_name(place.codec), ", ", dtype_name(place.dtype), "): ", why,
                                    "; fetch it again, or from another replica"));
 }
 
 // Sizes that encode() and decode() of every codec refuse.
 inline Status check_raw_size(const Place& place, std::size_t size) {
   const std::size_t element = dtype_bits(place.dtype) < 8 ? 1 : dtype_bits(place.dtype) / 8;
-  if (size >= 1 && size <= kExtentBytes && size % element == 0) return {};
-  return Error(Code::kInvalid, cat("extent ", place.index, " has ", size, " raw bytes; expected 1 to ", kExtentBytes, ", in whole elements of ", dtype_name(place.dtype)));
+  if (size >= 1 && size <= kChunkBytes && size % element == 0) return {};
+  return Error(Code::kInvalid, cat("chunk ", place.index, " has ", size, " raw bytes; expected 1 to ", kChunkBytes, ", in whole elements of ", dtype_name(place.dtype)));
 }
 
 inline std::size_t write_raw(const Place& place, std::span<const std::byte> raw, std::byte* target) noexcept {
@@ -71,7 +71,7 @@ inline Result<Parts> read(const Place& place, std::span<const std::byte> stored,
   if (form > 1) return corrupt(place, cat("a frame of the unknown form ", form));
   Parts parts{load_le<std::uint32_t>(stored.data()), static_cast<Form>(form), stored.subspan(kHeadBytes)};
   if (parts.form == Form::kRaw && parts.body.size() != raw_size) {
-    return corrupt(place, cat("a raw frame holds ", parts.body.size(), " bytes, not the extent's ", raw_size));
+    return corrupt(place, cat("a raw frame holds ", parts.body.size(), " bytes, not the chunk's ", raw_size));
   }
   return parts;
 }
@@ -81,7 +81,7 @@ inline Status verify(const Place& place, std::span<const std::byte> raw, std::ui
   const std::uint32_t found = check(place, raw);
   if (found == expected) return {};
   return corrupt(place, cat("the decoded bytes have check ", found, ", the frame says ", expected,
-                            ": damaged, or another extent, dtype or size than the one that was encoded"));
+                            ": damaged, or another chunk, dtype or size than the one that was encoded"));
 }
 
 }  // namespace paramwire::frame
