@@ -32,6 +32,8 @@ bench:
 	@.venv/bin/paramwire bench fetch --json $(BENCH_ARGS)
 	@.venv/bin/paramwire bench generate --json
 	@.venv/bin/paramwire bench memory --json
+	@.venv/bin/paramwire bench codec --json
+	@.venv/bin/paramwire bench ready --json
 	@.venv/bin/paramwire bench checkpoint --json
 	@set -e; for program in build/release/bench/*_bench; do if [ -x "$$program" ]; then "$$program"; fi; done
 

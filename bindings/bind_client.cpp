@@ -95,6 +95,7 @@ py::dict PyClient::stats() const {
       {"wire_bytes", stats.link.wire_bytes},
       {"encoded_bytes", stats.encoded_bytes},
       {"decoded_bytes", stats.decoded_bytes},
+      {"decode_memory_bytes", stats.decode_memory_bytes},
       {"blocks_verified", stats.link.blocks_verified},
       {"changed", stats.link.changed},
       {"corrupt", stats.link.corrupt},

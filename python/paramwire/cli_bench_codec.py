@@ -219,7 +219,19 @@ def cast_record(label: str, weights: npt.NDArray[np.float32], rounds: int) -> Re
 
 
 def show(records: Sequence[Record]) -> None:
-    columns = ("file", "codec", "of", "ratio", "saves of fp32", "encode GB/s", "decode GB/s", "2 threads", "ZipNN: size", "encode", "decode")
+    columns = (
+        "file",
+        "codec",
+        "of",
+        "ratio",
+        "saves of fp32",
+        "encode GB/s",
+        "decode GB/s",
+        "2 threads",
+        "ZipNN: size",
+        "encode",
+        "decode",
+    )
     rows = []
     for r in records:
         zipnn = r.get("baseline_ratio") is not None
@@ -242,7 +254,7 @@ def show(records: Sequence[Record]) -> None:
     for r in records:
         if "cast_vs_memcpy" in r:
             console().print(
-                f"{r['file'].rsplit('/', 1)[1]}, {r['codec']}: cast at {r['cast_vs_memcpy']:.2f} of memcpy's bytes a second, "
-                f"back at {r['widen_vs_memcpy']:.2f}; cast, planes and CRC together take "
+                f"{r['file'].rsplit('/', 1)[1]}, {r['codec']}: cast at {r['cast_vs_memcpy']:.2f} of memcpy's bytes a "
+                f"second, back at {r['widen_vs_memcpy']:.2f}; cast, planes and CRC together take "
                 f"{r['fused_time_vs_slowest_part']:.2f} times the {r['slowest_part']} alone"
             )

@@ -1,8 +1,8 @@
 """`paramwire bench ready`: how long until weights are there, decoded, over a link of a given speed.
 
-The link is a veth pair between two network namespaces with a token bucket (tc-tbf(8)) on the server's side, so that only
-what travels is held up. Each codec has a server of its own behind the same bucket; rounds alternate, one fetch of the
-whole model at a time. The baseline is the same weights stored raw after the same cast.
+The link is a veth pair between two network namespaces with a token bucket (tc-tbf(8)) on the server's side, so that
+only what travels is held up. Each codec has a server of its own behind the same bucket; rounds alternate, one fetch of
+the whole model at a time. The baseline is the same weights stored raw after the same cast.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import paramwire
+import paramwire.codec
 from paramwire.cli_bench_common import Child
 from paramwire.cli_bench_setting import context
 from paramwire.cli_bench_weights import MODELS, float32_weights
@@ -92,7 +93,8 @@ def bench_ready(options: argparse.Namespace) -> int:
 
 
 def cut(values: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-    return {f"w{at // TENSOR_VALUES:04}": values[at : at + TENSOR_VALUES] for at in range(0, values.size, TENSOR_VALUES)}
+    begins = range(0, values.size, TENSOR_VALUES)
+    return {f"w{begin // TENSOR_VALUES:04}": values[begin : begin + TENSOR_VALUES] for begin in begins}
 
 
 @contextlib.contextmanager

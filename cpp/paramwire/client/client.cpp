@@ -43,6 +43,7 @@ void Snapshot::close() {
 
 Version Snapshot::version() const noexcept { return *state_->held->manifest().version(); }
 const Manifest& Snapshot::manifest() const noexcept { return state_->held->manifest(); }
+std::uint64_t Snapshot::decode_memory_bytes() const { return state_->client->decode_memory_bytes(); }
 const ClientOptions& Snapshot::client_options() const noexcept { return state_->client->options(); }
 bool Snapshot::leased() const noexcept { return state_->lease != 0 && !state_->lease_lost; }
 

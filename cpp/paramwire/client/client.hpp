@@ -100,6 +100,7 @@ struct ClientStats {
   std::vector<std::pair<std::string, LinkStats>> by_transport;  // the same, of each in use
   std::uint64_t encoded_bytes = 0;           // stored bytes of encoded blocks that were decoded, in place of
   std::uint64_t decoded_bytes = 0;           // as many raw ones
+  std::uint64_t decode_memory_bytes = 0;     // kept for it by this client
   std::uint64_t snapshots = 0;               // manifests opened or refreshed
   std::uint64_t manifest_bytes = 0;          // received for them
   std::uint64_t retries = 0;                 // fetch rounds repeated for a change, a bad CRC or a lost link
@@ -138,6 +139,7 @@ class Snapshot {
   const Manifest& manifest() const noexcept;
   bool leased() const noexcept;
   const ClientOptions& client_options() const noexcept;
+  std::uint64_t decode_memory_bytes() const;  // as ClientStats has it
 
   // Names, shapes and versions, in name order; aliases included.
   std::vector<TensorEntry> tensors() const;

@@ -298,7 +298,7 @@ void ClientImpl::read_raw(Link& link, std::span<BlockRead> batch, Micros until) 
     }
   }
   const std::uint32_t threads = options_.decode_threads.value_or(std::clamp(std::thread::hardware_concurrency(), 2U, 5U) - 1);
-  read_encoded(link, encoded, chunk_indexes_, threads, decoded_, until);
+  read_encoded(link, encoded, chunk_indexes_, decode_benches_, threads, decoded_, until);
 }
 
 FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<FetchRequest> requests, Micros until, std::optional<Error>& error) {
@@ -557,6 +557,7 @@ ClientStats ClientImpl::stats() const {
   }
   out.encoded_bytes = decoded_.stored_bytes;
   out.decoded_bytes = decoded_.raw_bytes;
+  out.decode_memory_bytes = decode_benches_.bytes();
   out.transport = transport_name(paths_.bulk());
   out.small_transport = transport_name(paths_.small());
   out.rejected = paths_.rejected();

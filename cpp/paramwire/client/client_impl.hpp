@@ -75,6 +75,7 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
 
   const std::shared_ptr<VerbsNode>& verbs() const noexcept { return paths_.verbs(); }
   ClientStats stats() const;
+  std::uint64_t decode_memory_bytes() const { return decode_benches_.bytes(); }
   NamedHistograms durations() const;
   Incarnation incarnation() const;
   const Endpoint& endpoint() const noexcept { return endpoint_; }
@@ -115,6 +116,7 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
 
   Paths paths_;
   ChunkIndexes chunk_indexes_;
+  DecodeBenches decode_benches_;
   DecodeCounts decoded_;
   mutable std::mutex view_mutex_;                          // the one link that gives views, so that each block is verified once
   std::unique_ptr<Link> view_link_;

@@ -18,8 +18,13 @@ namespace paramwire {
 
 namespace {
 
-// Stored bytes of one round of reads: beside them a round trip and a hand-over are nothing, and two stay in a last-level cache.
-constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
+// Stored bytes of one round of reads: decoding them takes a third of a millisecond, beside which a round trip on a host or in a rack is little, and a
+// reader under a memory budget has room for two. Larger ones gain over long paths only.
+constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
+// With the rest of a frame before them.
+constexpr std::uint64_t kRoundBytes = kPieceBytes + 2 * kChunkBytes;
+// For fetches of a few rows.
+constexpr std::uint64_t kSmallBytes = 256 * 1024;
 // Stored size up to which a block is read whole: a look at its index first costs a round trip, as much as this takes at 10 GB/s.
 constexpr std::uint64_t kWholeBytes = std::uint64_t{512} << 10;
 // Chunks of one hand-over: half a millisecond of decoding. A decoder builds its tables once for as many.
@@ -96,9 +101,19 @@ class Decoders {
   std::vector<std::byte> edge_;
 };
 
+struct Round {
+  Buffer memory;
+  std::uint64_t used = 0;
+  std::vector<BlockRead> reads;
+  std::vector<Stream*> streams;  // of each read
+  std::size_t pending = 0;       // jobs that read `memory`; under the team's lock
+};
+
 // Jobs, and the threads that do them. The caller's thread helps where it would wait.
 class DecodeTeam {
  public:
+  // `decoders`: of the caller's thread, then one for each of the team's.
+  explicit DecodeTeam(std::deque<Decoders>& decoders) : decoders_(decoders) {}
   ~DecodeTeam() {
     {
       const std::lock_guard lock(mutex_);
@@ -110,8 +125,9 @@ class DecodeTeam {
 
   // Fewer where the system gives no more.
   void start(unsigned threads) {
+    while (decoders_.size() < threads + std::size_t{1}) decoders_.emplace_back();
     for (unsigned i = 0; i < threads; ++i) {
-      auto thread = start_thread("pw-decode", [this] { loop(); });
+      auto thread = start_thread("pw-decode", [this, &decoders = decoders_[i + std::size_t{1}]] { loop(decoders); });
       if (!thread.ok()) return;
       threads_.push_back(std::move(*thread));
     }
@@ -130,7 +146,7 @@ class DecodeTeam {
   void finish(const std::size_t& pending) {
     std::unique_lock lock(mutex_);
     while (pending > 0) {
-      if (!jobs_.empty()) work(lock, own_);
+      if (!jobs_.empty()) work(lock, decoders_.front());
       else done_.wait(lock);
     }
   }
@@ -157,8 +173,7 @@ class DecodeTeam {
     }
     if (--*job.pending == 0) done_.notify_all();
   }
-  void loop() {
-    Decoders decoders;
+  void loop(Decoders& decoders) {
     std::unique_lock lock(mutex_);
     for (;;) {
       wake_.wait(lock, [this] { return over_ || !jobs_.empty(); });
@@ -171,13 +186,23 @@ class DecodeTeam {
   std::condition_variable wake_, done_;
   std::deque<Job> jobs_;
   std::vector<std::thread> threads_;
-  Decoders own_;
+  std::deque<Decoders>& decoders_;
   bool over_ = false;
 };
 
+}  // namespace
+
+struct DecodeBenches::Bench {
+  std::array<Round, 2> rounds;
+  std::deque<Decoders> decoders{1};
+};
+
+namespace {
+
 class Reader {
  public:
-  Reader(Link& link, ChunkIndexes& indexes, Micros deadline) : link_(link), indexes_(indexes), deadline_(deadline) {}
+  Reader(Link& link, ChunkIndexes& indexes, DecodeBenches::Bench& bench, Micros deadline)
+      : link_(link), indexes_(indexes), deadline_(deadline), rounds_(bench.rounds), team_(bench.decoders) {}
 
   void run(std::span<BlockRead* const> batch, unsigned threads) {
     open(batch);
@@ -199,14 +224,6 @@ class Reader {
   }
 
  private:
-  struct Round {
-    Buffer memory;
-    std::uint64_t used = 0;
-    std::vector<BlockRead> reads;
-    std::vector<Stream*> streams;  // of each read
-    std::size_t pending = 0;       // jobs that read `memory`; under the team's lock
-  };
-
   // Blocks that are read whole: small ones, and those whose extent table no DATA can carry beside a part of them.
   static bool whole(const ManifestEntry& entry) {
     return entry.stored_size <= kWholeBytes || extent_count(entry.stored_size) * sizeof(ExtentRow) > kMaxTableBytes;
@@ -265,13 +282,13 @@ class Reader {
     return out;
   }
 
-  // Memory that all that is left to read would take, rests of frames before it included.
+  // Memory that what is left to read would take, rests of frames before it included; more than kSmallBytes are not told apart.
   std::uint64_t left() const {
     std::uint64_t bytes = 0;
     for (std::size_t i = next_; i < streams_.size(); ++i) {
       const Stream& stream = streams_[i];
       if (!stream.failed) bytes += (stream.carry.size() + stream.end - stream.at + 63) / 64 * 64;
-      if (bytes > kPieceBytes + 2 * kChunkBytes) break;
+      if (bytes > kSmallBytes) break;
     }
     return bytes;
   }
@@ -287,8 +304,8 @@ class Reader {
       std::uint64_t room = round.memory.size() - round.used;
       std::uint64_t size = stream.end - stream.at;
       if (round.reads.empty()) {
-        // No more than there is to read: who fetches a little at a time may do so because memory is short.
-        const std::uint64_t wanted = stream.offsets == nullptr && size > kPieceBytes ? size : std::min(left(), kPieceBytes + 2 * kChunkBytes);
+        const std::uint64_t usual = left() <= kSmallBytes ? kSmallBytes : kRoundBytes;
+        const std::uint64_t wanted = std::max(usual, stream.offsets == nullptr ? size : 0);
         if (round.memory.size() < wanted) {
           PARAMWIRE_TRY(memory, Buffer::allocate(static_cast<std::size_t>(wanted)));
           round.memory = std::move(memory);
@@ -348,7 +365,7 @@ class Reader {
   Micros deadline_;
   std::vector<Stream> streams_;
   std::size_t next_ = 0;  // the first stream that has something left to read
-  std::array<Round, 2> rounds_;
+  std::array<Round, 2>& rounds_;
   DecodeTeam team_;       // ends before what its jobs read
 };
 
@@ -375,8 +392,38 @@ void ChunkIndexes::keep(const ManifestEntry& entry, std::shared_ptr<const ChunkO
   }
 }
 
-void read_encoded(Link& link, std::span<BlockRead* const> batch, ChunkIndexes& indexes, unsigned threads, DecodeCounts& counts, Micros deadline) {
-  Reader(link, indexes, deadline).run(batch, threads);
+DecodeBenches::DecodeBenches() = default;
+DecodeBenches::~DecodeBenches() = default;
+
+std::unique_ptr<DecodeBenches::Bench> DecodeBenches::take() {
+  const std::lock_guard lock(mutex_);
+  if (idle_.empty()) return std::make_unique<Bench>();
+  auto bench = std::move(idle_.back());
+  idle_.pop_back();
+  return bench;
+}
+
+std::uint64_t DecodeBenches::bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t bytes = 0;
+  for (const auto& bench : idle_) {
+    for (const Round& round : bench->rounds) bytes += round.memory.size();
+  }
+  return bytes;
+}
+
+void DecodeBenches::give_back(std::unique_ptr<Bench> bench) {
+  for (Round& round : bench->rounds) {
+    if (round.memory.size() > kRoundBytes) round.memory = {};  // of a block that had to be read whole
+  }
+  const std::lock_guard lock(mutex_);
+  if (idle_.size() < kKept) idle_.push_back(std::move(bench));
+}
+
+void read_encoded(Link& link, std::span<BlockRead* const> batch, ChunkIndexes& indexes, DecodeBenches& benches, unsigned threads, DecodeCounts& counts, Micros deadline) {
+  auto bench = benches.take();
+  Reader(link, indexes, *bench, deadline).run(batch, threads);
+  benches.give_back(std::move(bench));
   for (const BlockRead* item : batch) {
     if (!item->result.ok()) continue;
     const double part = static_cast<double>(item->range.size) / static_cast<double>(item->entry.raw_size);  // more than it is stored in

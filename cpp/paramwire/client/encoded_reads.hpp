@@ -1,7 +1,7 @@
 // Raw bytes of encoded blocks: which stored bytes they need, reads of these in pieces of bounded memory, decoding while the next pieces arrive.
 //
 // Links move stored bytes, verified. A block's index (codec/payload.hpp) says where its chunks lie, so a range of rows costs the index, once, and the
-// chunks that it touches. Memory: two pieces of kPieceBytes whatever is asked for, but for blocks whose extent table no DATA can carry.
+// chunks that it touches. Memory: kDecodeBytes for each fetch under way, whatever is asked for, but for blocks whose extent table no DATA can carry.
 #pragma once
 
 #include "paramwire/codec/payload.hpp"
@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <vector>
 
 namespace paramwire {
 
@@ -34,6 +35,28 @@ class ChunkIndexes {
   std::uint64_t bytes_ = 0;
 };
 
+// Of a bench at most: two pieces of 1 MiB with the front of a chunk before each, the tables of a few decoders, and the stacks of their threads. For who
+// plans with a budget.
+inline constexpr std::uint64_t kDecodeBytes = std::uint64_t{4} << 20;
+
+// What a fetch decodes with, kept for the next one: fresh memory would be faulted in page by page each time. One for each fetch at once. Any thread.
+class DecodeBenches {
+ public:
+  struct Bench;
+  DecodeBenches();
+  ~DecodeBenches();
+  std::unique_ptr<Bench> take();
+  void give_back(std::unique_ptr<Bench> bench);
+  // Memory of pieces, of those that lie here: a bench that is lent is not counted.
+  std::uint64_t bytes() const;
+
+ private:
+  // Fetches of one client at once are few: its links are eight.
+  static constexpr std::size_t kKept = 8;
+  mutable std::mutex mutex_;
+  std::vector<std::unique_ptr<Bench>> idle_;
+};
+
 struct DecodeCounts {
   std::atomic<std::uint64_t> stored_bytes{0};  // that were decoded; of parts of blocks, their share
   std::atomic<std::uint64_t> raw_bytes{0};     // that they became
@@ -42,6 +65,6 @@ struct DecodeCounts {
 // Reads every item of `batch`, of encoded blocks: as Link::read(), but ranges and targets are of raw bytes.
 // threads: of decoding, beside the caller's, which moves the bytes; started for reads of a few chunks and more, and ended here. 0: the caller decodes.
 // errors of an item: the link's; kCorrupt naming block, chunk and plane when its stored bytes are as promised and do not decode.
-void read_encoded(Link& link, std::span<BlockRead* const> batch, ChunkIndexes& indexes, unsigned threads, DecodeCounts& counts, Micros deadline);
+void read_encoded(Link& link, std::span<BlockRead* const> batch, ChunkIndexes& indexes, DecodeBenches& benches, unsigned threads, DecodeCounts& counts, Micros deadline);
 
 }  // namespace paramwire

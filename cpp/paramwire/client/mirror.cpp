@@ -40,6 +40,7 @@ class Mirror::Update {
   Result<std::shared_ptr<const State>> run(const std::shared_ptr<const State>& before, const std::shared_ptr<Snapshot>& snapshot) {
     auto next = std::make_shared<State>();
     next->version = snapshot->version();
+    next->incarnation = incarnation_;
     PARAMWIRE_CHECK(lay_out(*snapshot, before.get(), *next));
     if (options_.deltas) PARAMWIRE_CHECK(take_deltas());
     PARAMWIRE_CHECK(fetch_rest(*snapshot));
@@ -275,8 +276,9 @@ Result<Version> Mirror::update(CallOptions call) {
   newest.timeout = call.timeout;
   PARAMWIRE_TRY(snapshot, client_->snapshot(newest));
   const auto before = state();
-  if (before && before->version == snapshot->version()) return before->version;
-  Update update(*client_, options_, snapshot->state_->held->incarnation(), deadline);
+  const Incarnation& incarnation = snapshot->state_->held->incarnation();
+  if (before && before->version == snapshot->version() && before->incarnation == incarnation) return before->version;
+  Update update(*client_, options_, incarnation, deadline);
   PARAMWIRE_TRY(next, update.run(before, snapshot));
   const std::lock_guard lock(mutex_);
   state_ = std::move(next);

@@ -53,6 +53,7 @@ class Mirror {
   // One version, whole. Never changes: an update makes another one, which shares the tensors that did not change.
   struct State {
     Version version;
+    Incarnation incarnation;         // whose version that is
     std::map<std::string, std::shared_ptr<const Tensor>, std::less<>> tensors;  // aliases share their target's
   };
 

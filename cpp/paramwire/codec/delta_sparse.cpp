@@ -275,26 +275,32 @@ Status apply_by_class(const Element& element, const Classes& classes, const std:
   for (unsigned c = 0; c < classes.count; ++c) {
     if (!dense[c]) left[c] = static_cast<std::uint32_t>(std::min<std::uint64_t>(distances.get(c), UINT32_MAX));
   }
-  if (out.data() != base.data()) std::memcpy(out.data(), base.data(), base.size());
+  // Everything in the loop is a local of this function: through a store to `out` the compiler would have to read all of it again.
+  NumberReader distance = distances, step_of = steps;
   std::array<std::uint8_t, kClassBlock> block;
+  std::array<U, kClassBlock> words;
   for (std::size_t begin = 0; begin < elements; begin += kClassBlock) {
     const std::size_t count = std::min(kClassBlock, elements - begin);
     class_block<U>(element, classes, base.data() + begin * sizeof(U), count, block.data());
+    std::memcpy(words.data(), base.data() + begin * sizeof(U), count * sizeof(U));
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint8_t c = block[i];
       if (const std::uint32_t unchanged = left[c]; unchanged != 0) {
         left[c] = unchanged - 1;
         continue;
       }
-      const std::uint64_t step = steps.get(c);
+      const std::uint64_t step = step_of.get(c);
       if (step > static_cast<U>(~U{0})) return corrupt(cat("element ", begin + i, " has a step of ", step));
-      store<U>(out.data(), begin + i, moved<U>(floating, load<U>(base.data(), begin + i), static_cast<U>(step)));
+      words[i] = moved<U>(floating, words[i], static_cast<U>(step));
       if (dense[c]) continue;
       // A table that ended gives zeros.
       if (step == 0) return corrupt(cat("element ", begin + i, " changed by a step of 0, or its table ends early"));
-      left[c] = static_cast<std::uint32_t>(std::min<std::uint64_t>(distances.get(c), UINT32_MAX));
+      left[c] = static_cast<std::uint32_t>(std::min<std::uint64_t>(distance.get(c), UINT32_MAX));
     }
+    std::memcpy(out.data() + begin * sizeof(U), words.data(), count * sizeof(U));
   }
+  distances = distance;
+  steps = step_of;
   for (unsigned c = 0; c < classes.count; ++c) {
     if (left[c] != 0) return corrupt(cat("class ", c, " has a distance that goes ", left[c], " elements beyond its last"));
   }

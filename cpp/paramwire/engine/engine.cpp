@@ -2,6 +2,7 @@
 
 #include "paramwire/base/buffer.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/client/encoded_reads.hpp"
 #include "paramwire/base/thread.hpp"
 #include "paramwire/client/planner.hpp"
 
@@ -77,6 +78,7 @@ class StreamingEngine final : public Engine {
   WalkPlan plan_;
   bool views_ = false;
   std::uint64_t rows_bytes_ = 0;               // of the budget, for rows by data
+  std::uint64_t decoding_ = 0;                 // of the budget, for encoded pieces on their way
   Buffer rows_;
   Buffer ring_;                                // copy mode
 
@@ -163,11 +165,13 @@ Status StreamingEngine::plan() {
       continue;
     }
     PARAMWIRE_TRY(cuts, snapshot_->row_cuts(need.tensor));
+    PARAMWIRE_TRY(tensor, snapshot_->find(need.tensor));
+    if (tensor.codec != CodecId::kRaw) decoding_ = kCopyThreads * kDecodeBytes;
     walk.push_back({need.tensor, need.rows, need.row_bytes, std::move(cuts)});
     walk_needs_.push_back(i);
   }
   PlanOptions options;
-  const std::uint64_t walk_min = walk_budget_min(walk);
+  const std::uint64_t walk_min = walk_budget_min(walk) + decoding_;
   if (options_.budget_bytes == 0) {
     rows_bytes_ = std::max(row_max, rows_wanted);
     std::uint64_t total = 0;
@@ -175,11 +179,11 @@ Status StreamingEngine::plan() {
     options.budget_bytes = std::max(total * 2, walk_min);
   } else if (options_.budget_bytes < row_max + walk_min) {
     return Error(Code::kInvalid, cat("a budget of ", options_.budget_bytes, " bytes does not hold two of this model's longest rows and an embedding row of ",
-                                     row_max, " bytes: at least ", row_max + walk_min, " are needed"));
+                                     row_max, " bytes", decoding_ > 0 ? ", beside what decodes them" : "", ": at least ", row_max + walk_min, " are needed"));
   } else {
     // Under a tight budget the batch of embedding rows shrinks, not the pieces of the walk.
     rows_bytes_ = std::max(row_max, std::min(rows_wanted, (options_.budget_bytes - walk_min) / 2));
-    options.budget_bytes = options_.budget_bytes - rows_bytes_;
+    options.budget_bytes = options_.budget_bytes - rows_bytes_ - decoding_;
   }
   PARAMWIRE_TRY(planned, plan_walk(walk, options));
   plan_ = std::move(planned);
@@ -193,11 +197,9 @@ Status StreamingEngine::plan() {
 // Views are tried on the first piece: whether a transport gives them is its own answer.
 Status StreamingEngine::choose_source() {
   if (options_.source == EngineOptions::Source::kCopy || plan_.pieces.empty()) return {};
-  for (const std::uint32_t walked : walk_needs_) {
-    PARAMWIRE_TRY(tensor, snapshot_->find(binding_->needs()[walked].tensor));
-    if (tensor.codec == CodecId::kRaw) continue;
+  if (decoding_ > 0) {
     if (options_.source != EngineOptions::Source::kView) return {};
-    return Error(Code::kUnavailable, cat("tensor \"", tensor.name, "\" is stored as ", codec_name(tensor.codec), ": views show stored bytes, take source \"copy\" or \"auto\""));
+    return Error(Code::kUnavailable, "this model is stored encoded, and views show stored bytes: take source \"copy\" or \"auto\"");
   }
   const Piece& piece = plan_.pieces.front();
   const Need& need = binding_->needs()[walk_needs_[piece.need]];
@@ -413,7 +415,7 @@ Result<std::span<const float>> StreamingEngine::step(std::span<const Token> toke
 EngineStats StreamingEngine::stats() const {
   const std::lock_guard lock(mutex_);
   EngineStats out = stats_;
-  out.held_bytes_max = window_->held_bytes_max() + rows_bytes_;
+  out.held_bytes_max = window_->held_bytes_max() + rows_bytes_ + snapshot_->decode_memory_bytes();
   out.budget_bytes = options_.budget_bytes;
   out.walk_bytes = plan_.walk_bytes;
   out.resident_bytes = plan_.resident_bytes;

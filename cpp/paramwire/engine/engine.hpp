@@ -40,7 +40,7 @@ struct EngineStats {
   double stall_seconds = 0;            // step() waited for a piece
   double compute_seconds = 0;          // in the backend
   double fetch_seconds = 0;            // prefetch threads in fetch or view, summed over threads
-  std::uint64_t held_bytes_max = 0;    // parameters held at once, at most; <= budget
+  std::uint64_t held_bytes_max = 0;    // parameters held at once, at most, and what decodes them; <= budget
   std::uint64_t budget_bytes = 0;
   std::uint64_t walk_bytes = 0;        // parameters that one step reads, whatever its tokens
   std::uint64_t resident_bytes = 0;    // of them, kept
