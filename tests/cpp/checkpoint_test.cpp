@@ -331,6 +331,40 @@ TEST(Checkpoint, ASaveThatWasEndedIsTakenUpAgain) {
   EXPECT_EQ(most, 8U) << "stopped before the manifest, everything is there";
 }
 
+TEST(Checkpoint, WhatIsDamagedInALeftoverIsNotTakenUp) {
+  std::uint64_t some = 0;
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    Random random(kSeed + seed);
+    ModelSource model;
+    model.fill(random, true);
+    MemoryFiles files;
+    std::uint64_t syncs = 0;
+    files.refuse = [&](const std::string& call, const std::string&) {
+      if (call == "fsync" && ++syncs == 1) files.die_at = files.calls();
+      return files.dead() ? EIO : 0;
+    };
+    ASSERT_FALSE(save_checkpoint("d", model, one_worker(), files).ok());
+    Directory left = files.after_death();
+    FileBytes& bytes = left.at(checkpoint_data_name(model.version(), 0) + ".tmp");
+    ASSERT_GT(bytes.size(), 10'000U);
+    const std::uint64_t at = random.below(bytes.size());
+    if (random.chance(50)) {
+      bytes[static_cast<std::size_t>(at)] ^= static_cast<std::byte>(1U << random.below(8));
+    } else {
+      std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), std::min<std::uint64_t>(512, bytes.size() - at), std::byte{0});
+    }
+    MemoryFiles after(left);
+    const CheckpointSaved saved = must_save(after, model);
+    EXPECT_LT(saved.blocks_resumed, 8U) << "seed " << seed;
+    some += saved.blocks_resumed > 0 ? 1 : 0;
+    const auto verified = verify_checkpoints("d", {.decode = true}, after);
+    ASSERT_TRUE(verified.ok());
+    EXPECT_TRUE(verified->problems.empty()) << "seed " << seed << ": " << verified->problems.front().text;
+    expect_restored(after, model);
+  }
+  EXPECT_GT(some, 20U) << "what lies before the damage is taken up";
+}
+
 TEST(Checkpoint, ASaveThatIsToldToStopSaysSoAndIsTakenUpAgain) {
   Random random(kSeed);
   MemoryFiles files;

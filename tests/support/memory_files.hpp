@@ -58,8 +58,12 @@ class MemoryFiles final : public FileSystem {
   // After the machine stopped: what was synced is there; of what was not, some names and some pages, and zeros for some.
   std::map<std::string, FileBytes> after_power_loss(Random& random) const {
     auto names = durable_names_;
-    const std::uint64_t applied = random.below(operations_.size() + 1);  // directories are journalled: in order
-    for (std::uint64_t i = 0; i < applied; ++i) operations_[static_cast<std::size_t>(i)](names);
+    // A file system with a journal keeps the first few, one without any of them.
+    const bool journal = random.chance(50);
+    const std::uint64_t applied = random.below(operations_.size() + 1);
+    for (std::size_t i = 0; i < operations_.size(); ++i) {
+      if (journal ? i < applied : random.chance(50)) operations_[i](names);
+    }
     std::map<std::string, FileBytes> out;
     for (const auto& [path, node] : names) {
       FileBytes bytes = node->durable;
