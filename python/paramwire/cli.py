@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -14,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-from paramwire import Error, FallbackWarning, __version__
+from paramwire import Error, FallbackWarning, Version, __version__
 from paramwire._core import crc_implementation
 from paramwire.cli_bench_options import add_harness, add_key_of_run
 from paramwire.cli_common import CliError, budget, byte_size, link_speed, positive, row_range, seconds
@@ -125,9 +126,15 @@ def add_blocks(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
 
-def add_checkpoint(name: str, parser: argparse.ArgumentParser) -> None:
-    from paramwire.cli_checkpoint import version_of
+def version_of(text: str) -> Version:
+    """A version as it is printed: "3.17". errors: argparse.ArgumentTypeError."""
+    match = re.fullmatch(r"(\d+)\.(\d+)", text)
+    if match is None or not int(match[1]) or not int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no version: write EPOCH.COUNTER, as `paramwire ls` prints it")
+    return Version(int(match[1]), int(match[2]))
 
+
+def add_checkpoint(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="directory of checkpoints")
     if name == "checkpoint save":
         parser.add_argument("--from", dest="address", required=True, metavar="ADDR", help=ADDRESS)

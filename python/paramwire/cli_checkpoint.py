@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import re
 import signal
 import threading
 import time
@@ -23,14 +22,6 @@ Result = TypeVar("Result")
 LOOK_SECONDS = 0.1
 # Problems that are shown to people; all are in --json.
 SHOWN_PROBLEMS = 50
-
-
-def version_of(text: str) -> paramwire.Version:
-    """A version as it is printed: "3.17". errors: argparse.ArgumentTypeError."""
-    match = re.fullmatch(r"(\d+)\.(\d+)", text)
-    if match is None or not int(match[1]) or not int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no version: write EPOCH.COUNTER, as `paramwire ls` prints it")
-    return paramwire.Version(int(match[1]), int(match[2]))
 
 
 def at_work(

@@ -98,6 +98,19 @@ TEST_F(MirrorTest, AListThatDoesNotAnswerWhatWasAskedIsCorruptAndChangesNothing)
   }
 }
 
+TEST_F(MirrorTest, AServerRemembersNothingOfVersionsThatItDoesNotHave) {
+  step();
+  const testing::Snapshot snapshot = rig_.snapshot();
+  DeltasMessage ask;
+  ask.incarnation = rig_.server->incarnation();
+  for (std::uint64_t counter = 100; counter < 1100; ++counter) ask.asks.push_back({block_id("w", Shard::whole()), snapshot.entry("w").version, Version{1, counter}});
+  const auto control = must(ControlLink::connect(rig_.tcp_endpoint(), Caller(ClientId{1, 2}), in_seconds(30)));
+  const auto answer = must(control->call(ask.encode(control->next_request()), 1, FrameType::kDeltaList, in_seconds(30)));
+  EXPECT_EQ(must(DeltaListMessage::decode(answer.meta)).sizes, std::vector<std::uint64_t>(1000, 0));
+  const DeltaStats deltas = must(rig_.server->stats()).deltas;
+  EXPECT_EQ(deltas.waiting + deltas.kept + deltas.made, 0U);
+}
+
 TEST_F(MirrorTest, DeltasThatAreNeverReadyAreNotWaitedForLongerThanAsked) {
   std::atomic<int> asked{0};
   FrameProxy proxy(rig_.tcp_endpoint(), [&](bool from_server, FrameType type, Bytes& meta) {

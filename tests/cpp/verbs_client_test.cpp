@@ -2,6 +2,7 @@
 #include "support/verbs_rig.hpp"
 
 #include "paramwire/base/text.hpp"
+#include "paramwire/codec/payload.hpp"
 
 #include <gtest/gtest.h>
 
@@ -34,6 +35,34 @@ class VerbsClientTest : public VerbsRig {
   }
   const Bytes bytes_ = random_bytes(3'000'000, 1);
 };
+
+TEST_F(VerbsClientTest, EncodedBlocksAreReadAsTheyAreStoredAndDecodedHere) {
+  serve(server_and_client(Delivery::kThread));
+  Bytes raw(6'000'000);  // bytes of few values: what a codec is for
+  for (std::size_t i = 0; i < raw.size(); ++i) raw[i] = bytes_[i % bytes_.size()] & std::byte{7};
+  PayloadEncoder encoder;
+  const auto payload = must(encoder.encode({{}, CodecId::kPlanes}, DType::kU8, raw, 1));
+  ASSERT_EQ(payload.codec, CodecId::kPlanes);
+  auto publish = must(rig_->server->publish());
+  must(publish.put(BlockSpec{"w", DType::kU8, Shape{raw.size()}, {}, payload.codec, payload.bytes.size()}, payload.bytes));
+  must(publish.finish());
+  const auto one = client();
+  EXPECT_EQ(must(fetch(*one, "w", raw.size())), raw);
+  const ClientStats stats = one->stats();
+  EXPECT_EQ(stats.transport, "verbs");
+  EXPECT_EQ(stats.decoded_bytes, raw.size());
+  EXPECT_LT(stats.link.wire_bytes, raw.size() / 2);
+  // One bit of a frame that the server has stored wrongly, under right CRCs.
+  Bytes wrong(payload.bytes.begin(), payload.bytes.end());
+  wrong[wrong.size() / 2] ^= std::byte{1};
+  publish = must(rig_->server->publish());
+  must(publish.put(BlockSpec{"w", DType::kU8, Shape{raw.size()}, {}, payload.codec, wrong.size()}, wrong));
+  must(publish.finish());
+  const auto refused = fetch(*one, "w", raw.size());
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Code::kCorrupt);
+  expect_words(refused.error().message(), {"block w", "chunk"});
+}
 
 // ---------------------------------------------------------------- failures (CASES UP-09)
 

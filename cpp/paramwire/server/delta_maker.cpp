@@ -52,6 +52,7 @@ void DeltaMaker::want(const Key& key) {
   const auto manifest = newest ? store_.manifest(*newest) : nullptr;
   const auto hit = manifest ? manifest->find(key.block) : std::nullopt;
   if (!hit || hit->entry.kind != EntryKind::kBlock || hit->entry.version != key.version || hit->entry.raw_size > options_.block_bytes_max) return;
+  if (!readable(key.block, key.base)) return;  // and so there are no more keys than blocks in readable versions, whatever is asked
   if (!thread_.joinable()) {
     auto thread = start_thread("pw-deltas", [this] { loop(); });
     if (!thread.ok()) return;
@@ -60,6 +61,14 @@ void DeltaMaker::want(const Key& key) {
   deltas_.emplace(key, Made{});
   queue_.push_back(key);
   wake_.notify_one();
+}
+
+bool DeltaMaker::readable(BlockId block, Version version) const {
+  for (const Version each : store_.versions()) {
+    const auto hit = store_.manifest(each)->find(block);
+    if (hit && hit->entry.kind == EntryKind::kBlock && hit->entry.version == version) return true;
+  }
+  return false;
 }
 
 void DeltaMaker::published(Micros now) {

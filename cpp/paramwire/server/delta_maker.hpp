@@ -51,6 +51,7 @@ class DeltaMaker {
     bool done = false;
   };
   void want(const Key& key);
+  bool readable(BlockId block, Version version) const;
   void loop();
   void make(std::unique_lock<std::mutex>& lock, const Key& key);
 
