@@ -261,17 +261,17 @@ class Suite:
 
 
 SUITES = (
-    Suite("lint", 1, lint, "ruff, mypy --strict, tidy"),
+    Suite("lint", 2, lint, "ruff, mypy --strict, tidy"),
     Suite("build", 3, lambda run: run.check(*setup("build:dev")), "C++ tree, preset dev, warnings are errors"),
     Suite("unit", 1, lambda run: run.ctest("dev", "unit"), "C++ unit tests", ("build",), "tests/cpp"),
     Suite("conformance", 1, lambda run: run.ctest("dev", "conformance"), "one suite for every implementation of a seam",
           ("build",), "tests/conformance"),
-    Suite("sim", 3, lambda run: run.ctest("dev", "sim"), "simulated clusters from seeds", ("build",), "tests/sim"),
+    Suite("sim", 1, lambda run: run.ctest("dev", "sim"), "simulated clusters from seeds", ("build",), "tests/sim"),
     Suite("install", 1, lambda run: run.ctest("dev", "install"), "an example outside the tree", ("build",)),
-    Suite("package", 2, lambda run: run.check(*setup("install")), "paramwire built by pip into .venv"),
+    Suite("package", 3, lambda run: run.check(*setup("install")), "paramwire built by pip into .venv"),
     Suite("python", 5, lambda run: run.pytest("tests/python", "-m", "not guest"), "Python tests", ("package",)),
     Suite("softroce", 7, softroce, "RDMA over soft-RoCE, in a guest", ("build", "package"), "tests/softroce"),
-    Suite("fuzz", 2, fuzz(2), "what a fuzzer makes, for every decoder and machine", exists="tests/fuzz"),
+    Suite("fuzz", 3, fuzz(1), "what a fuzzer makes, for every decoder and machine", exists="tests/fuzz"),
     Suite("wheel", 1, wheel, "the self-contained wheel in a clean virtual environment", ("package",)),
     # Two more builds of the whole tree, 8 minutes each on two cores with a cold compiler cache: not for every change.
     Suite("asan", 2, sanitized("asan", "sanitize"), "tests labelled sanitize, addresses and undefined", soak=True),

