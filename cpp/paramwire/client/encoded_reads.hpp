@@ -37,7 +37,7 @@ class ChunkIndexes {
 
 // Of a bench at most: two pieces of 1 MiB with the front of a chunk before each, the tables of a few decoders, and the stacks of their threads. For who
 // plans with a budget.
-inline constexpr std::uint64_t kDecodeBytes = std::uint64_t{6} << 20;
+inline constexpr std::uint64_t kDecodeBytes = std::uint64_t{7} << 20;
 
 // What a fetch decodes with, kept for the next one: fresh memory would be faulted in page by page each time. One for each fetch at once. Any thread.
 class DecodeBenches {
