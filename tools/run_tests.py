@@ -271,7 +271,7 @@ SUITES = (
     Suite("package", 3, lambda run: run.check(*setup("install")), "paramwire built by pip into .venv"),
     Suite("python", 5, lambda run: run.pytest("tests/python", "-m", "not guest"), "Python tests", ("package",)),
     Suite("softroce", 7, softroce, "RDMA over soft-RoCE, in a guest", ("build", "package"), "tests/softroce"),
-    Suite("fuzz", 3, fuzz(1), "what a fuzzer makes, for every decoder and machine", exists="tests/fuzz"),
+    Suite("fuzz", 3, fuzz(2), "what a fuzzer makes, for every decoder and machine", exists="tests/fuzz"),
     Suite("wheel", 1, wheel, "the self-contained wheel in a clean virtual environment", ("package",)),
     # Two more builds of the whole tree, 8 minutes each on two cores with a cold compiler cache: not for every change.
     Suite("asan", 2, sanitized("asan", "sanitize"), "tests labelled sanitize, addresses and undefined", soak=True),
