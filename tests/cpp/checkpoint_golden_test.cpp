@@ -1,6 +1,7 @@
 // The bytes of a whole directory against tests/golden/checkpoint.txt; tests/python/test_checkpoint_golden.py reads the same file by an implementation of
 // its own. With CHECKPOINT_GOLDEN_OUT in the environment the file is written there anew.
 #include "support/checkpoint_model.hpp"
+#include "support/golden_text.hpp"
 #include "support/memory_files.hpp"
 
 #include "paramwire/store/checkpoint.hpp"
@@ -16,15 +17,7 @@ namespace {
 
 using testing::MemoryFiles;
 using testing::ModelSource;
-
-std::string hex(std::span<const std::byte> bytes) {
-  std::string text;
-  for (const std::byte b : bytes) {
-    text += "0123456789abcdef"[std::to_integer<unsigned>(b) >> 4U];
-    text += "0123456789abcdef"[std::to_integer<unsigned>(b) & 15U];
-  }
-  return text;
-}
+using testing::hex;
 
 // Two versions, the second with what did not change named from the first. Codec raw: codecs and deltas have golden values of their own.
 std::string make() {

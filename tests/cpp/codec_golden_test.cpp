@@ -1,10 +1,11 @@
 // The library against tests/golden/codec.txt; tests/python/test_codec_golden.py holds an independent decoder against the same file.
+#include "support/golden_text.hpp"
+
 #include "paramwire/base/text.hpp"
 #include "paramwire/codec/codec.hpp"
 
 #include <gtest/gtest.h>
 
-#include <charconv>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -12,24 +13,7 @@
 namespace paramwire {
 namespace {
 
-std::vector<std::byte> unhex(const std::string& text) {
-  std::vector<std::byte> bytes(text.size() / 2);
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    unsigned value = 0;
-    std::from_chars(text.data() + 2 * i, text.data() + 2 * i + 2, value, 16);
-    bytes[i] = static_cast<std::byte>(value);
-  }
-  return bytes;
-}
-
-std::string hex(std::span<const std::byte> bytes) {
-  std::string text;
-  for (const std::byte b : bytes) {
-    text += "0123456789abcdef"[static_cast<unsigned>(b) >> 4U];
-    text += "0123456789abcdef"[static_cast<unsigned>(b) & 15U];
-  }
-  return text;
-}
+using namespace testing;
 
 TEST(CodecGolden, EveryFrameDecodesToItsRawBytesAndIsWhatTheEncoderWrites) {
   std::ifstream file(PARAMWIRE_GOLDEN_DIR "/codec.txt");

@@ -1,10 +1,11 @@
 // The library against tests/golden/delta.txt; tests/python/test_delta_golden.py holds an independent decoder against the same file.
+#include "support/golden_text.hpp"
+
 #include "paramwire/codec/delta.hpp"
 #include "paramwire/codec/onebit.hpp"
 
 #include <gtest/gtest.h>
 
-#include <charconv>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -12,21 +13,10 @@
 namespace paramwire {
 namespace {
 
+using namespace testing;
+
 using Bytes = std::vector<std::byte>;
 using Fields = std::map<std::string, std::string>;
-
-std::uint64_t number(const std::string& text, int base = 10) {
-  std::uint64_t value = 0;
-  const auto end = std::from_chars(text.data(), text.data() + text.size(), value, base);
-  EXPECT_TRUE(end.ec == std::errc() && end.ptr == text.data() + text.size()) << text;
-  return value;
-}
-
-Bytes unhex(const std::string& text) {
-  Bytes bytes;
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2) bytes.push_back(static_cast<std::byte>(number(text.substr(i, 2), 16)));
-  return bytes;
-}
 
 // Lines of `kind`, each its key=value pairs.
 std::vector<Fields> lines(const std::string& kind) {

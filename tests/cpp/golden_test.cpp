@@ -1,4 +1,6 @@
 // The library against tests/golden/wire.txt; tests/python/test_wire_golden.py holds an independent codec against the same file.
+#include "support/golden_text.hpp"
+
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/siphash.hpp"
@@ -19,27 +21,7 @@
 namespace paramwire {
 namespace {
 
-std::uint64_t number(const std::string& text, int base = 10) {
-  std::uint64_t value = 0;
-  const auto end = std::from_chars(text.data(), text.data() + text.size(), value, base);
-  EXPECT_TRUE(end.ec == std::errc() && end.ptr == text.data() + text.size()) << text;
-  return value;
-}
-
-Bytes unhex(const std::string& text) {
-  Bytes bytes;
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2) bytes.push_back(static_cast<std::byte>(number(text.substr(i, 2), 16)));
-  return bytes;
-}
-
-std::string hex(std::span<const std::byte> bytes) {
-  std::string text;
-  for (const std::byte b : bytes) {
-    text += "0123456789abcdef"[static_cast<unsigned>(b) >> 4U];
-    text += "0123456789abcdef"[static_cast<unsigned>(b) & 15U];
-  }
-  return text;
-}
+using namespace testing;
 
 // One line: its kind and its key=value pairs. Asking for a key that the line lacks fails the test.
 class Line {
