@@ -78,7 +78,10 @@ void DeltaMaker::published(Micros now) {
   std::erase_if(deltas_, [&](const auto& known) {
     const auto hit = manifest->find(known.first.block);
     if (hit && hit->entry.version == known.first.version) return false;
-    if (known.second.bytes) counters_.kept_bytes -= known.second.bytes->size();
+    if (known.second.bytes) {
+      --counters_.kept;
+      counters_.kept_bytes -= known.second.bytes->size();
+    }
     return true;
   });
   if (!asked_ || now - *asked_ > options_.interest) return;
@@ -104,7 +107,6 @@ void DeltaMaker::sent(std::uint64_t bytes) noexcept {
 DeltaStats DeltaMaker::stats() const noexcept {
   DeltaStats out = counters_;
   out.waiting = queue_.size();
-  for (const auto& [key, made] : deltas_) out.kept += made.bytes != nullptr;
   return out;
 }
 
@@ -127,6 +129,7 @@ void DeltaMaker::make(std::unique_lock<std::mutex>& lock, const Key& key) {
     known->second = {std::move(bytes), true};
     if (!known->second.bytes) return;
     ++counters_.made;
+    ++counters_.kept;
     counters_.kept_bytes += known->second.bytes->size();
   };
   auto next = store_.hold(key.block, key.version);
