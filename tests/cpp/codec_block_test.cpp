@@ -7,6 +7,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
 #include <numeric>
 
 namespace paramwire {
@@ -125,6 +129,39 @@ TEST(CodecBlock, AnIncompressibleChunkAmongOthersGrowsByItsFrameOnly) {
   EXPECT_LE(block.chunks[1].stored_size, kChunkBytes + 5);
   EXPECT_LT(block.chunks[0].stored_size, kChunkBytes * 3 / 4);
   EXPECT_LT(block.chunks[2].stored_size, kChunkBytes * 3 / 4);
+}
+
+// Bytes that no code of single bytes can be below: the entropy of every byte plane of `raw`, its sign in the lowest bit. Planes of noise count in full:
+// a Gaussian's mantissas have 7.97 bits of 8, which a code of whole bits can't take.
+template <typename Word>
+double order0_bytes(std::span<const std::byte> raw) {
+  std::array<std::array<double, 256>, sizeof(Word)> counts{};
+  for (std::size_t at = 0; at < raw.size(); at += sizeof(Word)) {
+    Word word;
+    std::memcpy(&word, raw.data() + at, sizeof(Word));
+    word = std::rotl(word, 1);
+    for (std::size_t plane = 0; plane < sizeof(Word); ++plane) ++counts[plane][(word >> (8 * plane)) & 0xff];
+  }
+  const double symbols = static_cast<double>(raw.size()) / sizeof(Word);
+  double bits = 0;
+  for (const auto& plane : counts) {
+    double entropy = 0;
+    for (const double count : plane) entropy += count > 0 ? count * std::log2(symbols / count) : 0;
+    bits += entropy > 7.9 * symbols ? 8 * symbols : entropy;
+  }
+  return bits / 8;
+}
+
+TEST(CodecBlock, WeightsAreStoredWithinAPercentOfTheirPlanesOrderZeroEntropy) {
+  const std::size_t bytes = 32 * kChunkBytes;
+  const auto check = [&](DType dtype, auto word) {
+    const auto raw = sample(dtype, Content::kWeights, bytes, kSeed);
+    const double bound = order0_bytes<decltype(word)>(raw);
+    ASSERT_LT(bound, 0.9 * static_cast<double>(bytes)) << "no weights";
+    EXPECT_LT(static_cast<double>(encoded("planes", dtype, raw).bytes.size()), 1.01 * bound) << dtype_name(dtype);
+  };
+  check(DType::kBF16, std::uint16_t{});
+  check(DType::kF32, std::uint32_t{});
 }
 
 TEST(CodecBlock, AReusedBlockKeepsNothingOfItsPast) {
