@@ -141,7 +141,10 @@ class ModelSink final : public CheckpointSink {
  public:
   explicit ModelSink(const Manifest& manifest) {
     manifest.for_each([&](const Manifest::Hit& hit) {
-      if (hit.entry.kind == EntryKind::kBlock && hit.entry.id.value % 2 == 0) blocks[hit.entry.to_string()].resize(static_cast<std::size_t>(hit.entry.raw_size));
+      if (hit.entry.kind != EntryKind::kBlock) return true;
+      // All of them: target() looks them up while put() runs.
+      std::vector<std::byte>& block = blocks[hit.entry.to_string()];
+      if (hit.entry.id.value % 2 == 0) block.resize(static_cast<std::size_t>(hit.entry.raw_size));
       return true;
     });
   }
@@ -150,14 +153,10 @@ class ModelSink final : public CheckpointSink {
     return blocks.at(entry.to_string());
   }
   Status put(const ManifestEntry& entry, std::span<const std::byte> raw) override {
-    const std::lock_guard lock(mutex_);
-    blocks[entry.to_string()].assign(raw.begin(), raw.end());
+    blocks.at(entry.to_string()).assign(raw.begin(), raw.end());
     return {};
   }
   std::map<std::string, std::vector<std::byte>> blocks;
-
- private:
-  std::mutex mutex_;
 };
 
 }  // namespace paramwire::testing
