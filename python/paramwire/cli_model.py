@@ -148,7 +148,7 @@ def open_gguf(path: Path) -> Model:
     try:
         config = file.llama_config()
     except (ModelFileError, KeyError) as error:
-        model.notes.append(f"served without a description for `generate`: {error}")
+        model.notes.append(f"without a description for `generate`: {error}")
         return model
     model.description = {"name": str(metadata.get("general.name", path.stem)), "naming": "gguf", "config": config}
     model.tokenizer = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
@@ -208,7 +208,7 @@ def described(folder: Path, tensors: list[FileTensor]) -> Model:
     model = Model(tensors)
     config = folder / "config.json"
     if not config.is_file():
-        model.notes.append(f"served without a description for `generate`: {config} is not there")
+        model.notes.append(f"without a description for `generate`: {config} is not there")
         return model
     try:
         names = {tensor.name for tensor in tensors}
@@ -220,7 +220,7 @@ def described(folder: Path, tensors: list[FileTensor]) -> Model:
         model.tokenizer = huggingface.tokenizer_metadata(folder)
     except ModelFileError as error:
         model.description = None
-        model.notes.append(f"served without a description for `generate`: {error}")
+        model.notes.append(f"without a description for `generate`: {error}")
     return model
 
 
