@@ -51,6 +51,9 @@ __all__ = [
 Path = str | os.PathLike[str]
 # Names of tensors that describe a served model (`paramwire serve`), and are none of its weights.
 RESERVED_PREFIX = "paramwire."
+# The last version that there can be.
+EPOCH_MAX = 2**32 - 1
+COUNTER_MAX = 2**64 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +214,16 @@ def _version_after(directory: Path) -> Version:
         found = ls(directory)
     except NotFoundError:
         found = []
-    return Version(found[0].version.epoch, found[0].version.counter + 1) if found else Version(1, 1)
+    if not found:
+        return Version(1, 1)
+    newest = found[0].version
+    if newest.counter < COUNTER_MAX:
+        return Version(newest.epoch, newest.counter + 1)
+    if newest.epoch < EPOCH_MAX:
+        return Version(newest.epoch + 1, 1)
+    raise InvalidError(
+        f"{os.fspath(directory)!r} has {found[0].file}, the last version there can be: save into another directory"
+    )
 
 
 def restore(
@@ -284,7 +296,8 @@ def export_safetensors(
     version, workers: as for restore
     returns:  the names that were left out
     errors:   NotFoundError, CorruptError as restore_arrays; ModelFileError for a tensor whose type the format lacks
-              (c128, 4-bit integers), or a header above its limit; OSError from the file system
+              (c128, 4-bit integers), or a header above its limit; OSError from the file
+              system, naming `path` and the next step
     """
     with Checkpoint(directory, version=version) as found:
         tensors = [tensor for tensor in found.tensors() if not tensor.name.startswith(RESERVED_PREFIX)]

@@ -346,3 +346,83 @@ def test_ctrl_c_ends_a_save_and_the_next_one_goes_on(tmp_path: Path):
     assert done.stdout.split()[0] in ("interrupted", "done")
     assert checkpoint.verify(tmp_path / "d", decode=True).problems == ()
     assert len(checkpoint.ls(tmp_path / "d")) >= 1
+
+
+@pytest.mark.parametrize("what", ["pipe", "directory", "link to a device"])
+def test_what_is_no_file_has_its_own_error_and_is_never_waited_for(tmp_path: Path, what: str):
+    make = {"pipe": os.mkfifo, "directory": os.mkdir}.get(what, lambda path: path.symlink_to("/dev/zero"))
+    checkpoint.save(tmp_path / "d", model(3))
+    checkpoint.save(tmp_path / "d", model(4))
+    manifest = sorted((tmp_path / "d").glob("*.manifest"))[-1]
+    data = sorted((tmp_path / "d").glob("*.blocks"))[-1]
+    kept = manifest.read_bytes()
+    manifest.unlink()
+    make(manifest)
+    newest, before = checkpoint.ls(tmp_path / "d")
+    assert not newest.whole
+    assert "regular" in newest.problem
+    assert before.whole
+    assert checkpoint.verify(tmp_path / "d").problems[0].file == manifest.name
+    assert_same(checkpoint.restore_arrays(tmp_path / "d"), model(3))
+    manifest.rmdir() if what == "directory" else manifest.unlink()
+    manifest.write_bytes(kept)
+    data.unlink()
+    make(data)
+    assert "regular" in checkpoint.ls(tmp_path / "d")[0].problem
+    assert checkpoint.verify(tmp_path / "d").problems[0].file == data.name
+    with pytest.raises(pw.CorruptError, match=rf"{data.name}.*regular ones.*take another checkpoint"):
+        checkpoint.restore_arrays(tmp_path / "d")
+    assert any("not whole" in note for note in checkpoint.save(tmp_path / "d", model(5)).notes)
+    assert_same(checkpoint.restore_arrays(tmp_path / "d"), model(5))
+
+
+def test_a_pipe_in_place_of_a_lock_is_not_waited_for(tmp_path: Path):
+    checkpoint.save(tmp_path / "d", model())
+    for name in ("readers", "lock"):
+        (tmp_path / "d" / name).unlink()
+        os.mkfifo(tmp_path / "d" / name)
+    assert_same(checkpoint.restore_arrays(tmp_path / "d"), model())
+    assert checkpoint.verify(tmp_path / "d").problems == ()
+    with pytest.raises(pw.UnavailableError, match=r"d/lock.*only regular files.*remove"):
+        checkpoint.save(tmp_path / "d", model(4))
+
+
+@pytest.mark.parametrize("name", ["probe.tmp", "checkpoint-0000000001-00000000000000000002.manifest", "lock"])
+def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path, name: str):
+    checkpoint.save(tmp_path / "d", model())
+    victim = tmp_path / "victim"
+    victim.write_text("of somebody else")
+    link = tmp_path / "d" / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(victim)
+    if name.endswith("manifest"):  # a manifest is read, and renamed over: the link goes, not what it leads to
+        checkpoint.save(tmp_path / "d", model(4), version=(1, 2))
+        assert not link.is_symlink()
+    else:
+        with pytest.raises(pw.UnavailableError, match=rf"{name}.*none through a symbolic link: remove"):
+            checkpoint.save(tmp_path / "d", model(4))
+    assert victim.read_text() == "of somebody else"
+    data = tmp_path / "d" / "data-0000000001-00000000000000000003-000000.blocks.tmp"
+    if link.is_symlink():
+        link.unlink()
+    data.symlink_to(victim)
+    with pytest.raises(pw.UnavailableError, match=rf"{data.name}.*symbolic link"):
+        checkpoint.save(tmp_path / "d", model(5), version=(1, 3))
+    assert victim.read_text() == "of somebody else"
+
+
+def test_a_manifest_of_gigabytes_is_refused_unread(tmp_path: Path):
+    checkpoint.save(tmp_path / "d", model())
+    path = tmp_path / "d" / "checkpoint-0000000001-00000000000000000002.manifest"
+    path.write_bytes(b"PWCK")
+    os.truncate(path, 64 << 30)  # a hole; read as a whole it would end the process
+    assert "more than the 1073741824" in checkpoint.ls(tmp_path / "d")[0].problem
+    assert_same(checkpoint.restore_arrays(tmp_path / "d"), model())
+
+
+def test_after_the_last_counter_comes_the_next_epoch(tmp_path: Path):
+    checkpoint.save(tmp_path / "d", model(), version=(7, 2**64 - 1))
+    assert checkpoint.save(tmp_path / "d", model(4)).version == (8, 1)
+    checkpoint.save(tmp_path / "d", model(), version=(2**32 - 1, 2**64 - 1))
+    with pytest.raises(pw.InvalidError, match="last version there can be: save into another directory"):
+        checkpoint.save(tmp_path / "d", model(4))

@@ -15,8 +15,6 @@ constexpr std::string_view kWriterLock = "lock";
 constexpr std::string_view kReaderLock = "readers";
 constexpr std::string_view kProbe = "probe.tmp";
 constexpr std::string_view kProbed = "probed.tmp";
-// Largest manifest file that is read into memory: 1.3 million tensors have one of about 100 MB. A longer one is damage, or another program's.
-constexpr std::uint64_t kManifestFileBytesMax = std::uint64_t{8} << 30;
 
 // Renaming is what a save relies on at its end: some network and FUSE file systems refuse it, and that is better known before the bytes are written.
 Status try_rename(const std::string& directory, FileSystem& files) {

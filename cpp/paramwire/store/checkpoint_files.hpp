@@ -19,6 +19,7 @@ namespace paramwire {
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
+  // Of a directory without O_DIRECTORY -EISDIR, of what is no regular file -ENXIO: nothing in a directory makes it wait.
   virtual int open(const std::string& path, int flags, unsigned mode) = 0;
   virtual void close(int fd) = 0;
   // May be short, as in pread(2).
@@ -82,7 +83,8 @@ class File {
 // to stop from waiting long, and more would save nothing: a call is some microseconds, these take milliseconds.
 inline constexpr std::size_t kFilePieceBytes = std::size_t{8} << 20;
 
-// open(2) with O_CLOEXEC. errors: kNotFound when it is not there; as file_error.
+// open(2) with O_CLOEXEC, and O_NOFOLLOW for writing: a link in a directory must not lead a save to another file.
+// errors: kNotFound when it is not there; of what is no regular file kCorrupt to read, kUnavailable to write; as file_error.
 Result<File> open_file(FileSystem& files, const std::string& path, int flags);
 // fsync of a directory, so that the names in it are durable.
 Status sync_directory(FileSystem& files, const std::string& path);
