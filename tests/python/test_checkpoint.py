@@ -426,3 +426,36 @@ def test_after_the_last_counter_comes_the_next_epoch(tmp_path: Path):
     checkpoint.save(tmp_path / "d", model(), version=(2**32 - 1, 2**64 - 1))
     with pytest.raises(pw.InvalidError, match="last version there can be: save into another directory"):
         checkpoint.save(tmp_path / "d", model(4))
+
+
+def test_arguments_that_cannot_be_meant_say_what_can(tmp_path: Path, server):
+    arrays = {"x": np.arange(3)}
+    checkpoint.save(tmp_path / "d", arrays)
+    for source in ([1], None, "unix:/socket", server):
+        with pytest.raises(TypeError, match="mapping of names"):
+            checkpoint.save(tmp_path / "e", source)
+    for name in (3, None, "\ud800"):
+        with pytest.raises(TypeError, match="tensor's name must be a str"):
+            checkpoint.save(tmp_path / "e", {name: arrays["x"]})
+    with pytest.raises(pw.InvalidError, match=r'dtypes has a label for "y".*misspelt'):
+        checkpoint.save(tmp_path / "e", arrays, dtypes={"y": "f8_e4m3"})
+    with pytest.raises(TypeError, match="dtypes must be a mapping"):
+        checkpoint.save(tmp_path / "e", arrays, dtypes="f8_e4m3")
+    for limit, error in ((-1, pw.InvalidError), (2**70, pw.InvalidError), ("4GiB", TypeError), (1.5, TypeError)):
+        with pytest.raises(error, match="memory_limit must be a number of bytes"):
+            checkpoint.save(tmp_path / "e", arrays, memory_limit=limit)
+        with pytest.raises(error, match="memory_limit must be a number of bytes"):
+            checkpoint.restore_arrays(tmp_path / "d", memory_limit=limit)
+    with pytest.raises(TypeError, match="progress must be a CheckpointProgress"):
+        checkpoint.verify(tmp_path / "d", progress=3)
+    with pytest.raises(TypeError, match=r"Client \(paramwire.connect"):
+        checkpoint.restore(tmp_path / "d", server.address)
+    with server.publish() as publish:
+        with pytest.raises(TypeError, match="checkpoint must be a Checkpoint"):
+            publish.put_checkpoint(tmp_path / "d")
+        with pw.Checkpoint(tmp_path / "d") as found, pytest.raises(TypeError, match="replaces must be a Snapshot"):
+            publish.put_checkpoint(found, replaces=3)
+    for workers in (0, -1, 65):
+        with pytest.raises(pw.InvalidError, match="1 to 64"):
+            checkpoint.export_safetensors(tmp_path / "d", tmp_path / "m.safetensors", workers=workers)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]
