@@ -100,6 +100,8 @@ def open_model(paths: Sequence[Path]) -> Iterator[Model]:
                     found = open_index(path, stack)
                 else:
                     found = open_gguf(path) if is_gguf(path) else open_safetensors(path, stack)
+            except FileNotFoundError as error:
+                raise CliError(f"{error}; check the path") from error
             except (ModelFileError, OSError) as error:
                 raise CliError(str(error)) from error
             for tensor in found.tensors:
@@ -123,6 +125,8 @@ def open_model(paths: Sequence[Path]) -> Iterator[Model]:
 
 def is_gguf(path: Path) -> bool:
     """By content, else by name: a cut or damaged file is then reported by the reader that it was meant for."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for; the other reader says what is wrong
+        return False
     with path.open("rb") as file:
         return file.read(4) == b"GGUF" or path.suffix == ".gguf"
 
