@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -288,11 +289,35 @@ def test_two_saves_at_once_one_is_refused(tmp_path: Path):
     thread.join()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_may_not_be_written_is_named(tmp_path: Path):
-    (tmp_path / "d").mkdir(mode=0o500)
-    with pytest.raises(pw.UnavailableError, match=r"d/lock.*make it writable"):
-        checkpoint.save(tmp_path / "d", model())
+def test_a_directory_that_may_not_be_written_is_named_and_read():
+    """As a user who is not root, in a directory that this user can reach: pytest's own ones are closed to others."""
+    with tempfile.TemporaryDirectory() as reachable:
+        directory = Path(reachable) / "d"
+        checkpoint.save(directory, {"x": np.arange(10)})
+        (directory / "readers").unlink()
+        os.chmod(reachable, 0o755)
+        script = (
+            "import os, sys, numpy as np, paramwire as pw\n"
+            "from paramwire import checkpoint\n"
+            "if os.geteuid() == 0: os.setuid(65534)\n"
+            "try:\n"
+            "    checkpoint.save(sys.argv[1], {'x': np.arange(3)})\n"
+            "except pw.UnavailableError as error:\n"
+            "    print(error)\n"
+            "print(checkpoint.restore_arrays(sys.argv[1])['x'].tolist(), checkpoint.verify(sys.argv[1]).problems)\n"
+        )
+        directory.chmod(0o555)
+        (directory / "lock").chmod(0o444)
+        try:
+            words = [sys.executable, "-c", script, directory]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+        finally:
+            directory.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "d/lock" in first
+    assert "make it writable" in first
+    assert second == f"{list(range(10))} ()"
 
 
 def test_a_file_system_without_room_is_named_and_given_back(tmp_path: Path):
