@@ -484,3 +484,42 @@ def test_arguments_that_cannot_be_meant_say_what_can(tmp_path: Path, server):
         with pytest.raises(pw.InvalidError, match="1 to 64"):
             checkpoint.export_safetensors(tmp_path / "d", tmp_path / "m.safetensors", workers=workers)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]
+
+
+def test_children_forked_meanwhile_take_no_lock_along(tmp_path: Path):
+    """Loaders of a training fork workers whenever they like: while a save goes on, and while somebody reads."""
+    script = (
+        "import os, sys, threading, numpy as np, paramwire as pw\n"
+        "from paramwire import checkpoint\n"
+        "directory = sys.argv[1]\n"
+        "(end, hold), (ready, done) = os.pipe(), os.pipe()\n"
+        "def fork(work=lambda: None):\n"
+        "    if os.fork() == 0:\n"
+        "        work()\n"
+        "        os.close(hold)\n"
+        "        os.write(done, b'.')\n"
+        "        os.read(end, 1)\n"
+        "        os._exit(0)\n"
+        "    os.read(ready, 1)\n"
+        "arrays = {'x': np.random.default_rng(1).integers(0, 255, 64 << 20, dtype=np.uint8)}\n"
+        "progress = pw.CheckpointProgress()\n"
+        "def save(): checkpoint.save(directory, arrays, block_bytes=1 << 16, progress=progress)\n"
+        "thread = threading.Thread(target=save)\n"
+        "thread.start()\n"
+        "while not progress.blocks_done and thread.is_alive(): thread.join(0.001)\n"
+        "fork()\n"
+        "thread.join()\n"
+        "print(checkpoint.save(directory, {'x': np.arange(3)}).version)\n"
+        "found = pw.Checkpoint(directory)\n"
+        "fork(found.close)\n"  # what it closes is its parent's to unlock
+        "print(checkpoint.save(directory, {'x': np.arange(4)}, keep=1).notes)\n"
+        "found.close()\n"
+        "print(checkpoint.save(directory, {'x': np.arange(5)}, keep=1))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "d"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.splitlines()
+    assert first == "1.2"
+    assert "somebody reads" in second
+    assert "notes=()" in third
+    assert len(checkpoint.ls(tmp_path / "d")) == 1

@@ -81,8 +81,8 @@ Result<File> lock_for_saving(const std::string& directory, FileSystem& files) {
   }
   const std::string path = checkpoint_path(directory, kWriterLock);
   PARAMWIRE_TRY(lock, open_file(files, path, O_RDWR | O_CREAT));
-  if (const int result = files.lock(lock.fd(), true); result == -EWOULDBLOCK) {
-    return Error(Code::kBackpressure, cat("another process saves into ", directory, " (it holds ", path, "): wait until it is done, or save into another directory"));
+  if (const int result = lock.lock(true); result == -EWOULDBLOCK) {
+    return Error(Code::kBackpressure, cat("another process saves into ", directory, " (it, or a child that it forked and left behind, holds ", path, "): wait until it is done, or save into another directory"));
   } else if (result < 0) {
     return file_error(files, "lock", path, result);
   }
@@ -94,13 +94,13 @@ File lock_for_reading(const std::string& directory, FileSystem& files) {
   const std::string path = checkpoint_path(directory, kReaderLock);
   auto lock = open_file(files, path, O_RDONLY | O_CREAT);
   if (!lock.ok()) lock = open_file(files, path, O_RDONLY);
-  if (!lock.ok() || files.lock(lock->fd(), false) < 0) return {};
+  if (!lock.ok() || lock->lock(false) < 0) return {};
   return *std::move(lock);
 }
 
 std::optional<File> lock_for_removing(const std::string& directory, FileSystem& files) {
   auto lock = open_file(files, checkpoint_path(directory, kReaderLock), O_RDONLY | O_CREAT);
-  if (!lock.ok() || files.lock(lock->fd(), true) < 0) return std::nullopt;
+  if (!lock.ok() || lock->lock(true) < 0) return std::nullopt;
   return *std::move(lock);
 }
 

@@ -67,6 +67,7 @@ class PosixFiles final : public FileSystem {
     }
   }
   int lock(int fd, bool exclusive) override { return or_errno(::flock(fd, (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB)); }
+  void unlock(int fd) override { ::flock(fd, LOCK_UN); }
   std::int64_t free_bytes(const std::string& path) override {
     struct statvfs found {};
     if (::statvfs(path.c_str(), &found) != 0) return -errno;
@@ -109,6 +110,18 @@ Error file_error(FileSystem& files, std::string_view call, const std::string& pa
     case EOPNOTSUPP: return with(Code::kUnavailable, "this file system can't do that: name a directory on a local one");
     default: return with(Code::kUnavailable, "name another directory, or mend this one");
   }
+}
+
+void File::close() noexcept {
+  if (fd_ < 0) return;
+  if (std::exchange(locker_, 0) == ::getpid()) files_->unlock(fd_);
+  files_->close(std::exchange(fd_, -1));
+}
+
+int File::lock(bool exclusive) {
+  const int result = files_->lock(fd_, exclusive);
+  if (result >= 0) locker_ = ::getpid();
+  return result;
 }
 
 Status File::read(std::span<std::byte> target, std::uint64_t offset) const {
