@@ -21,9 +21,11 @@ namespace {
 
 using Progress = std::shared_ptr<CheckpointProgress>;
 
-Progress progress_from(py::handle given) { return given.is_none() ? std::make_shared<CheckpointProgress>() : given.cast<Progress>(); }
+Progress progress_from(py::handle given) { return given.is_none() ? std::make_shared<CheckpointProgress>() : value_from<Progress>(given, "progress", "a CheckpointProgress or None"); }
 
-std::uint64_t memory_from(py::handle given) { return given.is_none() ? kCheckpointMemoryDefault : given.cast<std::uint64_t>(); }
+std::uint64_t memory_from(py::handle given) {
+  return given.is_none() ? kCheckpointMemoryDefault : value_from<std::uint64_t>(given, "memory_limit", "a number of bytes, 0 to 2**64 - 1, or None");
+}
 
 // Runs `work` as interruptible() does, but what was interrupted stops soon instead of going on.
 template <typename Work>
@@ -124,9 +126,15 @@ Arrays arrays_from(py::handle mapping, py::handle dtypes, std::uint64_t block_by
   std::atomic<std::uint64_t> copies{0};
   Arrays out;
   py::list kept;
-  for (const py::handle item : py::object(mapping.attr("items")())) {
+  const py::object items = items_of(mapping, "a source that is no client and no snapshot");
+  for (const py::handle item : items_of(dtypes, "dtypes")) {
     const auto pair = py::reinterpret_borrow<py::tuple>(item);
-    const auto name = pair[0].cast<std::string>();
+    if (mapping.contains(pair[0])) continue;
+    raise_invalid(cat("dtypes has a label for \"", name_from(pair[0]), "\", which is none of the arrays: look for a misspelt name"));
+  }
+  for (const py::handle item : items) {
+    const auto pair = py::reinterpret_borrow<py::tuple>(item);
+    const std::string name = name_from(pair[0]);
     Given given = given_from(cat("tensor \"", name, '"'), pair[1]);
     const py::array& array = given.array;
     const py::object label = dtypes.attr("get")(pair[0]);
@@ -361,8 +369,8 @@ void PyPublish::put_checkpoint(py::handle checkpoint, py::handle replaces, std::
   options.workers = workers;
   options.memory_limit = memory_from(memory_limit);
   options.progress = progress_from(progress);
-  const auto core = checkpoint.cast<PyCheckpoint&>().core();
-  const std::shared_ptr<Snapshot> current = replaces.is_none() ? nullptr : replaces.cast<PySnapshot&>().core();
+  const auto core = value_from<PyCheckpoint&>(checkpoint, "checkpoint", "a Checkpoint").core();
+  const std::shared_ptr<Snapshot> current = replaces.is_none() ? nullptr : value_from<PySnapshot&>(replaces, "replaces", "a Snapshot or None").core();
   check(stoppable(
       options.progress,
       [shared = shared_, core, current, options, call = options_] {

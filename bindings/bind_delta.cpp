@@ -88,6 +88,9 @@ py::bytes encode_delta_of(py::handle base, py::handle next, py::handle version, 
                           unsigned threads) {
   const Block from = block_from("base", base, dtype), to = block_from("next", next, dtype);
   if (from.dtype != to.dtype) raise_invalid(cat("base is ", dtype_name(from.dtype), ", next is ", dtype_name(to.dtype), ": publish it in full"));
+  if (shape_from(from.array.attr("shape")) != shape_from(to.array.attr("shape"))) {
+    raise_invalid(cat("base is ", describe(from.array), ", next is ", describe(to.array), ": a delta says nothing of shapes, so both must have one; publish it in full"));
+  }
   const DeltaBase base_is{version_from(version)};
   const DeltaTuning tuning{form_from(form), classes};
   return bytes_object(take(without_gil([&] { return encode_delta(from.dtype, from.bytes, base_is, to.bytes, threads, tuning); })));

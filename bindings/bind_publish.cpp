@@ -27,7 +27,7 @@ namespace {
 // "bf16+planes"; None: none.
 std::optional<CodecSpec> codec_from(py::handle codec) {
   if (codec.is_none()) return std::nullopt;
-  return take(parse_codec(codec.cast<std::string>()));
+  return take(parse_codec(value_from<std::string>(codec, "codec", "a str, as \"bf16+planes\", or None")));
 }
 }  // namespace
 
@@ -35,7 +35,7 @@ PublishOptions publish_options(py::handle base, py::handle codec, py::handle thr
   PublishOptions options;
   options.codec = codec_from(codec).value_or(CodecSpec{});
   if (!threads.is_none()) {
-    options.encode_threads = threads.cast<unsigned>();
+    options.encode_threads = value_from<unsigned>(threads, "encode_threads", "a number of threads, 1 to 2**32 - 1, or None");
     if (*options.encode_threads == 0) raise_invalid("encode_threads is 0: the caller's thread is one of them");
   }
   options.timeout = micros(timeout, "timeout");
@@ -141,9 +141,9 @@ void PyPublish::put_all(py::handle mapping, py::handle codec) {
     bytes = 0;
   };
   py::list kept;  // an array that was made on the way must not lend its address to the next one
-  for (const py::handle item : py::object(mapping.attr("items")())) {
+  for (const py::handle item : items_of(mapping, "arrays")) {
     const auto pair = py::reinterpret_borrow<py::tuple>(item);
-    const auto name = pair[0].cast<std::string>();
+    const std::string name = name_from(pair[0]);
     Given given = given_from(quoted(name), pair[1]);
     const py::array& array = given.array;
     if (array.nbytes() > 0) {

@@ -132,6 +132,13 @@ Version version_from(py::handle version) {
   return out;
 }
 
+py::object items_of(py::handle mapping, std::string_view name) {
+  if (!py::hasattr(mapping, "items")) {
+    throw py::type_error(cat(name, " must be a mapping of names, not ", std::string(py::str(py::type::handle_of(mapping).attr("__name__")))));
+  }
+  return mapping.attr("items")();
+}
+
 Shape shape_from(py::handle shape) {
   std::vector<std::uint64_t> dims;
   const auto add = [&](py::handle dim) {

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace paramwire::bindings {
@@ -55,6 +56,20 @@ Shape shape_from(py::handle shape);
 py::tuple shape_tuple(const Shape& shape);
 // The part of a tensor that `rows` (begin, end) or `heads` (total, begin, end) name; both None: all of it.
 Shard shard_from(py::handle rows, py::handle heads);
+// `given` as a T.  errors: TypeError saying what `name` must be; InvalidError for an integer that T can't hold.
+template <typename T>
+T value_from(py::handle given, std::string_view name, std::string_view expected) {
+  try {
+    return given.cast<T>();
+  } catch (const py::cast_error&) {
+    const std::string text = std::string(name) + " must be " + std::string(expected) + ", not " + std::string(py::repr(given));
+    if (std::is_integral_v<T> && PyLong_Check(given.ptr())) raise_invalid(text);
+    throw py::type_error(text);
+  }
+}
+inline std::string name_from(py::handle given) { return value_from<std::string>(given, "a tensor's name", "a str of Unicode characters"); }
+// (name, array) pairs of a mapping.  errors: TypeError.
+py::object items_of(py::handle mapping, std::string_view name);
 // "tcp" or any other word that the core gave.
 inline py::str text(std::string_view word) { return py::str(word.data(), word.size()); }
 

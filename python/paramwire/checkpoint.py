@@ -51,6 +51,11 @@ __all__ = [
 Path = str | os.PathLike[str]
 # Names of tensors that describe a served model (`paramwire serve`), and are none of its weights.
 RESERVED_PREFIX = "paramwire."
+# The last version that there can be.
+EPOCH_MAX = 2**32 - 1
+COUNTER_MAX = 2**64 - 1
+# Threads of one call, as the core has it (kCheckpointWorkersMax).
+WORKERS_MAX = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +216,16 @@ def _version_after(directory: Path) -> Version:
         found = ls(directory)
     except NotFoundError:
         found = []
-    return Version(found[0].version.epoch, found[0].version.counter + 1) if found else Version(1, 1)
+    if not found:
+        return Version(1, 1)
+    newest = found[0].version
+    if newest.counter < COUNTER_MAX:
+        return Version(newest.epoch, newest.counter + 1)
+    if newest.epoch < EPOCH_MAX:
+        return Version(newest.epoch + 1, 1)
+    raise InvalidError(
+        f"{os.fspath(directory)!r} has {found[0].file}, the last version there can be: save into another directory"
+    )
 
 
 def restore(
@@ -234,6 +248,8 @@ def restore(
                    StaleError when the server's versions are below the checkpoint's (start it with epoch_after=, as
                    `paramwire serve --checkpoint` does), or somebody else published meanwhile. Nothing is published then
     """
+    if not isinstance(target, Client | Server):
+        raise TypeError(f"the target is a Client (paramwire.connect(address)) or a Server, not {target!r}")
     with Checkpoint(directory, version=version) as found, contextlib.ExitStack() as stack:
         current: Snapshot | None = None
         if target.newest is not None:
@@ -284,8 +300,11 @@ def export_safetensors(
     version, workers: as for restore
     returns:  the names that were left out
     errors:   NotFoundError, CorruptError as restore_arrays; ModelFileError for a tensor whose type the format lacks
-              (c128, 4-bit integers), or a header above its limit; OSError from the file system
+              (c128, 4-bit integers), or a header above its limit; InvalidError for `workers`; OSError from the file
+              system, naming `path` and the next step
     """
+    if not 1 <= workers <= WORKERS_MAX:
+        raise InvalidError(f"workers is {workers}: 1 to {WORKERS_MAX}")
     with Checkpoint(directory, version=version) as found:
         tensors = [tensor for tensor in found.tensors() if not tensor.name.startswith(RESERVED_PREFIX)]
         left_out = [tensor.name for tensor in found.tensors() if tensor.name.startswith(RESERVED_PREFIX)]
@@ -304,7 +323,7 @@ def export_safetensors(
                 except BaseException as error:  # raised by the caller's thread, whatever it is
                     errors.append(error)
 
-            threads = [threading.Thread(target=work, name="paramwire-export") for _ in range(max(1, workers) - 1)]
+            threads = [threading.Thread(target=work, name="paramwire-export") for _ in range(workers - 1)]
             for thread in threads:
                 thread.start()
             work()

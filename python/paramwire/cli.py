@@ -405,7 +405,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments`, by default those of the process; returns the exit status."""
-    options = make_parser().parse_args(arguments)
+    try:
+        options = make_parser().parse_args(arguments)
+    except KeyboardInterrupt:  # it takes a moment
+        return INTERRUPTED
     # For records that say which command made them.
     options.words = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.DEBUG if options.debug else logging.ERROR, format="%(name)s: %(message)s")
@@ -475,6 +478,8 @@ def one_line(error: Exception) -> str:
         return text
     if isinstance(error, MemoryError):
         return f"out of memory: {text}" if text else "out of memory"
+    if isinstance(error, FileNotFoundError) and ";" not in text:
+        return f"{text}; check the path"
     if isinstance(error, OSError):
         return text
     return f"internal error: {type(error).__name__}: {text} (again with --debug for the traceback)"

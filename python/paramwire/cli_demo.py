@@ -208,6 +208,7 @@ def demo(options: argparse.Namespace) -> int:
             run = Demo(options, ready["address"], tcp, words)
             if not options.json:
                 pairs = [
+                    ("model", str(path)),
                     ("process", str(server.pid)),
                     ("version", ready["version"]),
                     ("bytes", in_bytes(ready["bytes"])),

@@ -100,6 +100,8 @@ def open_model(paths: Sequence[Path]) -> Iterator[Model]:
                     found = open_index(path, stack)
                 else:
                     found = open_gguf(path) if is_gguf(path) else open_safetensors(path, stack)
+            except FileNotFoundError as error:
+                raise CliError(f"{error}; check the path") from error
             except (ModelFileError, OSError) as error:
                 raise CliError(str(error)) from error
             for tensor in found.tensors:
@@ -123,6 +125,8 @@ def open_model(paths: Sequence[Path]) -> Iterator[Model]:
 
 def is_gguf(path: Path) -> bool:
     """By content, else by name: a cut or damaged file is then reported by the reader that it was meant for."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for; the other reader says what is wrong
+        return False
     with path.open("rb") as file:
         return file.read(4) == b"GGUF" or path.suffix == ".gguf"
 
@@ -148,7 +152,7 @@ def open_gguf(path: Path) -> Model:
     try:
         config = file.llama_config()
     except (ModelFileError, KeyError) as error:
-        model.notes.append(f"served without a description for `generate`: {error}")
+        model.notes.append(f"without a description for `generate`: {error}")
         return model
     model.description = {"name": str(metadata.get("general.name", path.stem)), "naming": "gguf", "config": config}
     model.tokenizer = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
@@ -208,7 +212,7 @@ def described(folder: Path, tensors: list[FileTensor]) -> Model:
     model = Model(tensors)
     config = folder / "config.json"
     if not config.is_file():
-        model.notes.append(f"served without a description for `generate`: {config} is not there")
+        model.notes.append(f"without a description for `generate`: {config} is not there")
         return model
     try:
         names = {tensor.name for tensor in tensors}
@@ -220,7 +224,7 @@ def described(folder: Path, tensors: list[FileTensor]) -> Model:
         model.tokenizer = huggingface.tokenizer_metadata(folder)
     except ModelFileError as error:
         model.description = None
-        model.notes.append(f"served without a description for `generate`: {error}")
+        model.notes.append(f"without a description for `generate`: {error}")
     return model
 
 

@@ -61,7 +61,7 @@ def encode(
     """The delta that brings `base`, which is `version`, to `next`; the same bytes for any number of threads.
 
     form, classes: for measurements; by itself each MiB of the tensor takes its smallest form
-    errors: InvalidError when dtype or size differ, or `version` is none
+    errors: InvalidError when dtype or shape differ, or `version` is none
     """
     return _core.encode_delta(base, next, version=version, dtype=dtype, form=form, classes=classes, threads=threads)
 

@@ -9,10 +9,12 @@ Files are read with pread, never mapped: a file that is cut or replaced while it
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,6 +44,11 @@ _PIECE_BYTES = 64 * 1024 * 1024
 HEADER_BYTES_MAX = 100_000_000
 # Elements and bytes are counted in 64 bits everywhere else; a product beyond is a broken file, not a big one.
 _MOST_BYTES = 2**63 - 1
+# Axes of numpy 1.26; no format that paramwire knows comes near.
+_MOST_AXES = 32
+# Of a header that is read: some ten million tensors. The format's own library has a tenth of that, too little for some
+# models; without a bound a damaged length takes the memory of the machine.
+_HEADER_READ_MAX = 1 << 30
 
 
 class TensorEntry(NamedTuple):
@@ -56,6 +63,28 @@ class TensorEntry(NamedTuple):
 
 class _Duplicate(Exception):
     """A JSON object with a key twice."""
+
+
+def _open_now(path: str, flags: int) -> int:
+    """O_NONBLOCK: a pipe without a writer would be waited for, for ever."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Errors of the file system name the file that is being written, and what to do next."""
+    try:
+        yield
+    except OSError as error:
+        step = {
+            errno.ENOSPC: "free some room, or write to another file system",
+            errno.EDQUOT: "free some of this user's room, or write to another file system",
+            errno.EFBIG: "raise the limit of file sizes (ulimit -f), or write to another file system",
+            errno.ENOENT: "make its folder first, or check the path",
+            errno.EISDIR: "name a file, not a folder",
+        }.get(error.errno or 0, "check the path, or name another file")
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(error.errno, f"{reason} (nothing was written; {step})", str(path)) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -82,9 +111,12 @@ class SafetensorsFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._file = self.path.open("rb", buffering=0)
+        self._file = open(self.path, "rb", buffering=0, opener=_open_now)  # noqa: SIM115 - closed by close()
         try:
-            self._size = os.fstat(self._file.fileno()).st_size
+            status = os.fstat(self._file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise self._fail(0, "this is no regular file: pipes and devices have no size; name a file")
+            self._size = status.st_size
             header = self._read_header()
             self.entries: dict[str, TensorEntry] = {}
             self.metadata: dict[str, str] = {}
@@ -157,6 +189,13 @@ class SafetensorsFile:
             raise self._fail(
                 0, f"header length is {length}, expected at most {self._size - 8}: the file has {self._size} bytes"
             )
+        if length > _HEADER_READ_MAX:
+            raise self._fail(0, f"header length is {length}, expected at most {_HEADER_READ_MAX}: write several files")
+        # Looked at first: a file of zeros, or of something else, says nothing of what its first bytes ask for.
+        begin = bytearray(min(length, 1))
+        self._read_into(memoryview(begin), 8, "header")
+        if begin != b"{":
+            raise self._fail(8, f"header begins with {begin.decode('latin-1')!r}, expected '{{'")
         header = bytearray(length)
         self._read_into(memoryview(header), 8, "header")
         return bytes(header)
@@ -166,8 +205,6 @@ class SafetensorsFile:
             text = header.decode("utf-8")
         except UnicodeDecodeError as error:
             raise self._fail(8 + error.start, f"header is not UTF-8: {error.reason}") from error
-        if not text.startswith("{"):
-            raise self._fail(8, f"header begins with {text[:1]!r}, expected '{{'")
         try:
             content: dict[str, Any] = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         except _Duplicate as error:
@@ -224,11 +261,16 @@ class SafetensorsFile:
             raise fail(f"shape is {_short(shape)}, expected a list of integers, 0 or above")
         if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
             raise fail(f"data_offsets is {_short(offsets)}, expected [begin, end], begin at most end")
+        if len(shape) > _MOST_AXES:
+            raise fail(f"shape has {len(shape)} axes, expected at most {_MOST_AXES}")
+        # Axes of 0 are left out: an empty array needs sizes that fit, too.
         size = DTYPE_BITS[_LABEL_OF[dtype]] // 8
         for axis in shape:
-            size *= axis
+            size *= max(axis, 1)
             if size > _MOST_BYTES:
-                raise fail(f"shape is {_short(shape)}: more than 2^63 - 1 bytes")
+                raise fail(f"shape is {_short(shape)}: more than 2^63 - 1 bytes, not counting axes of 0")
+        if 0 in shape:
+            size = 0
         if offsets[1] - offsets[0] != size:
             raise fail(
                 f"data_offsets span {offsets[1] - offsets[0]} bytes, expected {size} for {dtype} {_short(shape)}"
@@ -345,13 +387,16 @@ class SafetensorsWriter:
         self._lock = threading.Lock()
         self._data_begin = 8 + len(encoded)
         self._temporary = self.path.with_name(f".{self.path.name[:100]}.{secrets.token_hex(8)}.tmp")
-        self._file = self._temporary.open("xb", buffering=0)
-        try:
-            _write_all(self._file.fileno(), memoryview(len(encoded).to_bytes(8, "little") + encoded), 0)
-            os.ftruncate(self._file.fileno(), self._data_begin + at)
-        except BaseException:
-            self._drop()
-            raise
+        with _writing(self.path):
+            if self.path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self._file = self._temporary.open("xb", buffering=0)
+            try:
+                _write_all(self._file.fileno(), memoryview(len(encoded).to_bytes(8, "little") + encoded), 0)
+                os.ftruncate(self._file.fileno(), self._data_begin + at)
+            except BaseException:
+                self._drop()
+                raise
 
     def write(self, name: str, begin: int, data: npt.NDArray[np.uint8]) -> None:
         """Write bytes [begin, begin + len(data)) of a tensor, little-endian and row-major, each byte once."""
@@ -360,7 +405,8 @@ class SafetensorsWriter:
             raise ModelFileError(f"tensor {name!r} has {size} bytes, not {data.nbytes} more from byte {begin}")
         if not data.nbytes:
             return
-        _write_all(self._file.fileno(), data.data, self._data_begin + offset + begin)
+        with _writing(self.path):
+            _write_all(self._file.fileno(), data.data, self._data_begin + offset + begin)
         with self._lock:
             self._left[name] -= data.nbytes
             if not self._left[name]:
@@ -379,9 +425,10 @@ class SafetensorsWriter:
             if self._left:
                 name, count = next(iter(self._left.items()))
                 raise ModelFileError(f"{self.path}: {count} bytes of tensor {name!r} were not written")
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._temporary, self.path)
+            with _writing(self.path):
+                os.fsync(self._file.fileno())
+                self._file.close()
+                os.replace(self._temporary, self.path)
         except BaseException:
             self._drop()
             raise

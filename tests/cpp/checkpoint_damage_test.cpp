@@ -2,8 +2,10 @@
 #include "support/checkpoint_model.hpp"
 #include "support/memory_files.hpp"
 
+#include "paramwire/base/bytes.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/store/checkpoint.hpp"
+#include "paramwire/store/checkpoint_format.hpp"
 
 #include <gtest/gtest.h>
 
@@ -109,6 +111,33 @@ TEST(CheckpointDamage, RandomFlippedBitsOfLargeBlocksAreNamedByFileBlockAndExten
       }
     }
     EXPECT_GT(named_extents, 100U);
+  }
+}
+
+TEST(CheckpointDamage, ARecordHeaderMayNotAskForMoreRowsThanItsPayloadHasBytesFor) {
+  const std::string tensor = "w";
+  ManifestEntry entry;
+  entry.tensor = tensor;
+  entry.id = block_id(tensor, Shard::whole());
+  entry.version = {3, 1};
+  entry.dtype = DType::kU8;
+  entry.shape = {100'000};
+  entry.raw_size = entry.stored_size = 100'000;
+  RecordHeader header;
+  header.codec = CodecId::kPlanes;
+  header.stored_size = 10;
+  std::vector<std::byte> bytes;
+  encode_record_head(bytes, header, entry, std::vector<RecordRow>{{5, 1}, {5, 2}});
+  ASSERT_TRUE(decode_record_header(bytes).ok());
+  ASSERT_TRUE(decode_record_head(bytes).ok());
+  // 32 GiB of rows for ten bytes: refused before anything is read or taken from memory.
+  constexpr std::size_t kRowCountAt = 12;
+  for (const std::uint32_t rows : {3U, 0xffffffffU}) {
+    store_le(bytes.data() + kRowCountAt, rows);
+    const auto refused = decode_record_header(bytes);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), Code::kCorrupt);
+    EXPECT_NE(refused.error().message().find("row_count"), std::string::npos) << refused.error().message();
   }
 }
 

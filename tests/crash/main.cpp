@@ -75,6 +75,7 @@ class KillingFiles final : public FileSystem {
   int lock(int fd, bool exclusive) override {
     return around([&] { return real_.lock(fd, exclusive); });
   }
+  void unlock(int fd) override { real_.unlock(fd); }
   std::int64_t free_bytes(const std::string& path) override { return real_.free_bytes(path); }
 
  private:

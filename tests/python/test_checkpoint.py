@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -288,11 +289,35 @@ def test_two_saves_at_once_one_is_refused(tmp_path: Path):
     thread.join()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_may_not_be_written_is_named(tmp_path: Path):
-    (tmp_path / "d").mkdir(mode=0o500)
-    with pytest.raises(pw.UnavailableError, match=r"d/lock.*make it writable"):
-        checkpoint.save(tmp_path / "d", model())
+def test_a_directory_that_may_not_be_written_is_named_and_read():
+    """As a user who is not root, in a directory that this user can reach: pytest's own ones are closed to others."""
+    with tempfile.TemporaryDirectory() as reachable:
+        directory = Path(reachable) / "d"
+        checkpoint.save(directory, {"x": np.arange(10)})
+        (directory / "readers").unlink()
+        os.chmod(reachable, 0o755)
+        script = (
+            "import os, sys, numpy as np, paramwire as pw\n"
+            "from paramwire import checkpoint\n"
+            "if os.geteuid() == 0: os.setuid(65534)\n"
+            "try:\n"
+            "    checkpoint.save(sys.argv[1], {'x': np.arange(3)})\n"
+            "except pw.UnavailableError as error:\n"
+            "    print(error)\n"
+            "print(checkpoint.restore_arrays(sys.argv[1])['x'].tolist(), checkpoint.verify(sys.argv[1]).problems)\n"
+        )
+        directory.chmod(0o555)
+        (directory / "lock").chmod(0o444)
+        try:
+            words = [sys.executable, "-c", script, directory]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+        finally:
+            directory.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "d/lock" in first
+    assert "make it writable" in first
+    assert second == f"{list(range(10))} ()"
 
 
 def test_a_file_system_without_room_is_named_and_given_back(tmp_path: Path):
@@ -346,3 +371,155 @@ def test_ctrl_c_ends_a_save_and_the_next_one_goes_on(tmp_path: Path):
     assert done.stdout.split()[0] in ("interrupted", "done")
     assert checkpoint.verify(tmp_path / "d", decode=True).problems == ()
     assert len(checkpoint.ls(tmp_path / "d")) >= 1
+
+
+@pytest.mark.parametrize("what", ["pipe", "directory", "link to a device"])
+def test_what_is_no_file_has_its_own_error_and_is_never_waited_for(tmp_path: Path, what: str):
+    make = {"pipe": os.mkfifo, "directory": os.mkdir}.get(what, lambda path: path.symlink_to("/dev/zero"))
+    checkpoint.save(tmp_path / "d", model(3))
+    checkpoint.save(tmp_path / "d", model(4))
+    manifest = sorted((tmp_path / "d").glob("*.manifest"))[-1]
+    data = sorted((tmp_path / "d").glob("*.blocks"))[-1]
+    kept = manifest.read_bytes()
+    manifest.unlink()
+    make(manifest)
+    newest, before = checkpoint.ls(tmp_path / "d")
+    assert not newest.whole
+    assert "regular" in newest.problem
+    assert before.whole
+    assert checkpoint.verify(tmp_path / "d").problems[0].file == manifest.name
+    assert_same(checkpoint.restore_arrays(tmp_path / "d"), model(3))
+    manifest.rmdir() if what == "directory" else manifest.unlink()
+    manifest.write_bytes(kept)
+    data.unlink()
+    make(data)
+    assert "regular" in checkpoint.ls(tmp_path / "d")[0].problem
+    assert checkpoint.verify(tmp_path / "d").problems[0].file == data.name
+    with pytest.raises(pw.CorruptError, match=rf"{data.name}.*regular ones.*take another checkpoint"):
+        checkpoint.restore_arrays(tmp_path / "d")
+    assert any("not whole" in note for note in checkpoint.save(tmp_path / "d", model(5)).notes)
+    assert_same(checkpoint.restore_arrays(tmp_path / "d"), model(5))
+
+
+def test_a_pipe_in_place_of_a_lock_is_not_waited_for(tmp_path: Path):
+    checkpoint.save(tmp_path / "d", model())
+    for name in ("readers", "lock"):
+        (tmp_path / "d" / name).unlink()
+        os.mkfifo(tmp_path / "d" / name)
+    assert_same(checkpoint.restore_arrays(tmp_path / "d"), model())
+    assert checkpoint.verify(tmp_path / "d").problems == ()
+    with pytest.raises(pw.UnavailableError, match=r"d/lock.*only regular files.*remove"):
+        checkpoint.save(tmp_path / "d", model(4))
+
+
+@pytest.mark.parametrize("name", ["probe.tmp", "checkpoint-0000000001-00000000000000000002.manifest", "lock"])
+def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path, name: str):
+    checkpoint.save(tmp_path / "d", model())
+    victim = tmp_path / "victim"
+    victim.write_text("of somebody else")
+    link = tmp_path / "d" / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(victim)
+    if name.endswith("manifest"):  # a manifest is read, and renamed over: the link goes, not what it leads to
+        checkpoint.save(tmp_path / "d", model(4), version=(1, 2))
+        assert not link.is_symlink()
+    else:
+        with pytest.raises(pw.UnavailableError, match=rf"{name}.*none through a symbolic link: remove"):
+            checkpoint.save(tmp_path / "d", model(4))
+    assert victim.read_text() == "of somebody else"
+    data = tmp_path / "d" / "data-0000000001-00000000000000000003-000000.blocks.tmp"
+    if link.is_symlink():
+        link.unlink()
+    data.symlink_to(victim)
+    with pytest.raises(pw.UnavailableError, match=rf"{data.name}.*symbolic link"):
+        checkpoint.save(tmp_path / "d", model(5), version=(1, 3))
+    assert victim.read_text() == "of somebody else"
+
+
+def test_a_manifest_of_gigabytes_is_refused_unread(tmp_path: Path):
+    checkpoint.save(tmp_path / "d", model())
+    path = tmp_path / "d" / "checkpoint-0000000001-00000000000000000002.manifest"
+    path.write_bytes(b"PWCK")
+    os.truncate(path, 64 << 30)  # a hole; read as a whole it would end the process
+    assert "more than the 1073741824" in checkpoint.ls(tmp_path / "d")[0].problem
+    assert_same(checkpoint.restore_arrays(tmp_path / "d"), model())
+
+
+def test_after_the_last_counter_comes_the_next_epoch(tmp_path: Path):
+    checkpoint.save(tmp_path / "d", model(), version=(7, 2**64 - 1))
+    assert checkpoint.save(tmp_path / "d", model(4)).version == (8, 1)
+    checkpoint.save(tmp_path / "d", model(), version=(2**32 - 1, 2**64 - 1))
+    with pytest.raises(pw.InvalidError, match="last version there can be: save into another directory"):
+        checkpoint.save(tmp_path / "d", model(4))
+
+
+def test_arguments_that_cannot_be_meant_say_what_can(tmp_path: Path, server):
+    arrays = {"x": np.arange(3)}
+    checkpoint.save(tmp_path / "d", arrays)
+    for source in ([1], None, "unix:/socket", server):
+        with pytest.raises(TypeError, match="mapping of names"):
+            checkpoint.save(tmp_path / "e", source)
+    for name in (3, None, "\ud800"):
+        with pytest.raises(TypeError, match="tensor's name must be a str"):
+            checkpoint.save(tmp_path / "e", {name: arrays["x"]})
+    with pytest.raises(pw.InvalidError, match=r'dtypes has a label for "y".*misspelt'):
+        checkpoint.save(tmp_path / "e", arrays, dtypes={"y": "f8_e4m3"})
+    with pytest.raises(TypeError, match="dtypes must be a mapping"):
+        checkpoint.save(tmp_path / "e", arrays, dtypes="f8_e4m3")
+    for limit, error in ((-1, pw.InvalidError), (2**70, pw.InvalidError), ("4GiB", TypeError), (1.5, TypeError)):
+        with pytest.raises(error, match="memory_limit must be a number of bytes"):
+            checkpoint.save(tmp_path / "e", arrays, memory_limit=limit)
+        with pytest.raises(error, match="memory_limit must be a number of bytes"):
+            checkpoint.restore_arrays(tmp_path / "d", memory_limit=limit)
+    with pytest.raises(TypeError, match="progress must be a CheckpointProgress"):
+        checkpoint.verify(tmp_path / "d", progress=3)
+    with pytest.raises(TypeError, match=r"Client \(paramwire.connect"):
+        checkpoint.restore(tmp_path / "d", server.address)
+    with server.publish() as publish:
+        with pytest.raises(TypeError, match="checkpoint must be a Checkpoint"):
+            publish.put_checkpoint(tmp_path / "d")
+        with pw.Checkpoint(tmp_path / "d") as found, pytest.raises(TypeError, match="replaces must be a Snapshot"):
+            publish.put_checkpoint(found, replaces=3)
+    for workers in (0, -1, 65):
+        with pytest.raises(pw.InvalidError, match="1 to 64"):
+            checkpoint.export_safetensors(tmp_path / "d", tmp_path / "m.safetensors", workers=workers)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]
+
+
+def test_children_forked_meanwhile_take_no_lock_along(tmp_path: Path):
+    """Loaders of a training fork workers whenever they like: while a save goes on, and while somebody reads."""
+    script = (
+        "import os, sys, threading, numpy as np, paramwire as pw\n"
+        "from paramwire import checkpoint\n"
+        "directory = sys.argv[1]\n"
+        "(end, hold), (ready, done) = os.pipe(), os.pipe()\n"
+        "def fork(work=lambda: None):\n"
+        "    if os.fork() == 0:\n"
+        "        work()\n"
+        "        os.close(hold)\n"
+        "        os.write(done, b'.')\n"
+        "        os.read(end, 1)\n"
+        "        os._exit(0)\n"
+        "    os.read(ready, 1)\n"
+        "arrays = {'x': np.random.default_rng(1).integers(0, 255, 64 << 20, dtype=np.uint8)}\n"
+        "progress = pw.CheckpointProgress()\n"
+        "def save(): checkpoint.save(directory, arrays, block_bytes=1 << 16, progress=progress)\n"
+        "thread = threading.Thread(target=save)\n"
+        "thread.start()\n"
+        "while not progress.blocks_done and thread.is_alive(): thread.join(0.001)\n"
+        "fork()\n"
+        "thread.join()\n"
+        "print(checkpoint.save(directory, {'x': np.arange(3)}).version)\n"
+        "found = pw.Checkpoint(directory)\n"
+        "fork(found.close)\n"  # what it closes is its parent's to unlock
+        "print(checkpoint.save(directory, {'x': np.arange(4)}, keep=1).notes)\n"
+        "found.close()\n"
+        "print(checkpoint.save(directory, {'x': np.arange(5)}, keep=1))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "d"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.splitlines()
+    assert first == "1.2"
+    assert "somebody reads" in second
+    assert "notes=()" in third
+    assert len(checkpoint.ls(tmp_path / "d")) == 1

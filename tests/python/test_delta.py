@@ -156,6 +156,14 @@ def test_what_is_no_delta_is_corrupt(call):
         call(3)
 
 
+def test_a_delta_of_the_other_kind_is_told_apart():
+    base = np.ones((3, 4), np.float32)
+    with pytest.raises(pw.CorruptError, match="a one-bit delta's: apply_onebit takes it"):
+        delta.apply(delta.encode_onebit(base, base + 1, version=VERSION), base)
+    with pytest.raises(pw.CorruptError, match="a lossless delta's: apply_onebit is not for it"):
+        delta.apply_onebit(delta.encode(base, base + 1, version=VERSION), base)
+
+
 def test_arguments_that_cannot_be_meant_are_refused():
     base = np.arange(12, dtype=np.float32)
     for arguments in ({"version": (0, 0)}, {"version": VERSION, "form": "zip"}, {"version": VERSION, "classes": 17}):
@@ -163,6 +171,8 @@ def test_arguments_that_cannot_be_meant_are_refused():
             delta.encode(base, base, **arguments)
     with pytest.raises(pw.InvalidError):
         delta.encode(base, base.astype(np.float16), version=VERSION)
+    with pytest.raises(pw.InvalidError, match=r"\(3, 4\).*\(4, 3\).*publish it in full"):
+        delta.encode(base.reshape(3, 4), base.reshape(4, 3), version=VERSION)
     with pytest.raises(pw.InvalidError):
         delta.encode_onebit(base.astype(np.float64), base.astype(np.float64), version=VERSION)
     with pytest.raises(pw.InvalidError):

@@ -97,6 +97,25 @@ def test_a_snapshot_of_another_incarnation_is_stale_though_the_numbers_are_equal
             old.fetch("w")
 
 
+def test_a_child_forked_meanwhile_does_not_keep_a_servers_state_file(tmp_path):
+    script = (
+        "import os, sys, paramwire as pw\n"
+        "server = pw.Server(state=sys.argv[1])\n"
+        "epoch = server.epoch\n"
+        "end, hold = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    os.close(hold)\n"
+        "    os.read(end, 1)\n"
+        "    os._exit(0)\n"
+        "server.close()\n"
+        "del server\n"
+        "print(pw.Server(state=sys.argv[1]).epoch - epoch)\n"
+    )
+    words = [sys.executable, "-c", script, tmp_path / "state"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout == "1\n", done.stderr
+
+
 def flip_byte(pid: int, pattern: bytes) -> None:
     """Flips one bit in the first arena of process `pid` that holds `pattern`, through /proc/PID/mem."""
     with open(f"/proc/{pid}/maps") as maps:

@@ -15,11 +15,15 @@ from pathlib import Path
 import numpy as np
 import paramwire as pw
 import pytest
+from paramwire import checkpoint
 
 SEED = 20240613
 VALUES = np.arange(1000, dtype=np.float32)
 # What a server may grow by while it is told nonsense: far below what is declared, and far above what its buffers need.
 GROWTH = 32 << 20
+# Codes of wire/FORMAT.md.
+U8, F32 = 1, 11
+RAW, PLANES, LZ4 = 0, 1, 2
 
 
 def load_golden():
@@ -31,6 +35,9 @@ def load_golden():
 
 
 GOLDEN = load_golden()
+ERROR = GOLDEN.MESSAGES["ERROR"][0]
+PUT_DONE = GOLDEN.MESSAGES["PUT_DONE"][0]
+PUBLISHED = GOLDEN.MESSAGES["PUBLISHED"][0]
 HELLO = GOLDEN.frame(1, 1, struct.pack("<QQI", 1, 2, 3), 0)
 REQUESTS = [
     (kind, bytes.fromhex(fields["hex"]))
@@ -135,7 +142,8 @@ def huge_sizes(_: random.Random) -> list[bytes]:
             out.append(HELLO + GOLDEN.frame(code, 2, b"", huge))
         # A put of 2^60 bytes, under a publish that is not there, and its first bytes.
         shape = b"\x01" + struct.pack("<Q", huge)
-        put = struct.pack("<QQ", 1, 2) + body["name"] + struct.pack("<H", 1) + shape + struct.pack("<BIQQ", 0, 0, 0, 0)
+        put = struct.pack("<QQ", 1, 2) + body["name"] + struct.pack("<H", 1) + shape
+        put += struct.pack("<BIQQH", 0, 0, 0, 0, 0)
         out.append(HELLO + GOLDEN.frame(42, 3, put, huge) + bytes(1000))
     for meta in (1 << 31, (1 << 32) - 1):
         head = struct.pack("<4sBBHQIIQI", b"PWR1", 1, 1, 0, 1, meta, 0, 0, 0)
@@ -165,40 +173,112 @@ def test_a_server_told_nonsense_lives_and_nobody_else_notices(server_process, tr
     server_process.publish({"w": ("f4", (1000,))}, add=1)
 
 
+class RawPublisher:
+    """A publish by frames of the second implementation, on the newest version; a context manager."""
+
+    def __init__(self, address: str) -> None:
+        family, at = address_of(address)
+        self.peer = socket.socket(family, socket.SOCK_STREAM)
+        self.peer.settimeout(20)
+        self.peer.connect(at)
+        self.stream = self.peer.makefile("rwb")
+        self.ask(HELLO)
+        _, self.publish = self.ask(GOLDEN.frame(40, 2, struct.pack("<BIQ", 1, 0, 0), 0))
+
+    def __enter__(self) -> RawPublisher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+        self.peer.close()
+
+    def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Type and meta of the answer."""
+        self.stream.write(request)
+        self.stream.flush()
+        head = self.stream.read(40)
+        return head[5], self.stream.read(struct.unpack("<I", head[16:20])[0])
+
+    def put(self, name: bytes, dtype: int, shape: tuple[int, ...], codec: int, stored_size: int) -> bytes:
+        """The frame of a whole tensor, without its body."""
+        meta = self.publish[:16] + bytes([len(name)]) + name + struct.pack("<HB", dtype, len(shape))
+        meta += b"".join(struct.pack("<Q", axis) for axis in shape) + struct.pack("<BIQQH", 0, 0, 0, 0, codec)
+        return GOLDEN.frame(42, 3, meta, stored_size)
+
+
 def test_a_put_that_declares_more_than_the_store_may_hold_takes_nothing(start_server, tmp_path):
     """A publish that is really open, and a put of 2^39 bytes that agrees with itself: they are read and dropped."""
     server = start_server(unix_directory=str(tmp_path / "s"), memory_limit=64 << 20)
     server.publish({"w": ("f4", (1000,))})
     before = resident(server.pid)
-    family, address = address_of(server.address)
-    with socket.socket(family, socket.SOCK_STREAM) as peer, pw.connect(server.address) as client:
-        peer.settimeout(20)
-        peer.connect(address)
-        with peer.makefile("rwb") as stream:
-
-            def ask(request: bytes) -> bytes:
-                """The meta of the answer."""
-                stream.write(request)
-                stream.flush()
-                head = stream.read(40)
-                return stream.read(struct.unpack("<I", head[16:20])[0])
-
-            ask(HELLO)
-            publish = ask(GOLDEN.frame(40, 2, struct.pack("<BIQ", 1, 0, 0), 0))[:16]
+    with pw.connect(server.address) as client:
+        with RawPublisher(server.address) as publisher:
             assert client.server_stats()["publishes_open"] == 1
             slots = client.server_stats()["slots_in_use"]
             size = 1 << 39
-            put = publish + b"\x01v" + struct.pack("<H", 1) + b"\x01" + struct.pack("<Q", size)
-            put += struct.pack("<BIQQ", 0, 0, 0, 0)
-            stream.write(GOLDEN.frame(42, 3, put, size))
+            publisher.stream.write(publisher.put(b"v", U8, (size,), RAW, size))
             for _ in range(64):
-                stream.write(bytes(1 << 20))
-            stream.flush()
+                publisher.stream.write(bytes(1 << 20))
+            publisher.stream.flush()
             np.testing.assert_array_equal(client.fetch("w"), VALUES)
             stats = client.server_stats()
             assert (stats["slots_in_use"], stats["committed_bytes"] <= 64 << 20) == (slots, True)
             assert resident(server.pid) - before < GROWTH
         np.testing.assert_array_equal(client.fetch("w"), VALUES)
+
+
+def test_encoded_puts_of_sizes_that_cannot_be_are_refused_by_name(server_process):
+    server_process.publish({"w": ("f4", (1000,))})
+    with RawPublisher(server_process.address) as publisher:
+        for shape, codec, size, said in (
+            ((100,), PLANES, 400, b"has 400 bytes, which codec 1 can't store as 400"),
+            ((100,), PLANES, 1000, b"can't store as 1000"),
+            ((0,), PLANES, 0, b"has 0 bytes, which codec 1 can't store as 0"),
+            ((), LZ4, 4, b"has 4 bytes, which codec 2 can't store as 4"),
+            ((100,), RAW, 40, b"has 400 bytes, 40 were announced"),
+        ):
+            kind, answer = publisher.ask(publisher.put(b"v", F32, shape, codec, size) + bytes(size))
+            assert (kind, said in answer) == (ERROR, True), answer
+        # The connection and the publish go on.
+        kind, _ = publisher.ask(publisher.put(b"v", F32, (2,), RAW, 8) + struct.pack("<2f", 1, 2))
+        assert kind == PUT_DONE
+        assert publisher.ask(GOLDEN.frame(46, 4, publisher.publish, 0))[0] == PUBLISHED
+    with RawPublisher(server_process.address) as publisher:  # a message that can't be one ends the connection
+        kind, answer = publisher.ask(publisher.put(b"v", F32, (100,), 9, 40) + bytes(40))
+        assert (kind, b"bad codec" in answer) == (ERROR, True), answer
+    with pw.connect(server_process.address) as client:
+        assert client.fetch("v").tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("codec", ["planes", "lz4"])
+def test_an_encoded_put_that_does_not_decode_is_corrupt_for_everybody_who_reads_it(
+    server_process, transport, codec, tmp_path
+):
+    """Whoever has the key may publish anything; what is no block is never handed out, whatever it claims to become."""
+    code = {"planes": PLANES, "lz4": LZ4}[codec]
+    server_process.publish({"w": ("f4", (1000,))})
+    source = random.Random(SEED)
+    # Rows of nonsense, of zeros, and 1000 bytes that claim to be 64 GiB.
+    bodies = [((5000,), source.randbytes(1000)), ((5000,), bytes(1000)), ((1 << 34,), bytes(1000))]
+    for shape, body in bodies:
+        with RawPublisher(server_process.address) as publisher:
+            kind, _ = publisher.ask(publisher.put(b"v", F32, shape, code, len(body)) + body)
+            assert kind == PUT_DONE
+            assert publisher.ask(GOLDEN.frame(46, 4, publisher.publish, 0))[0] == PUBLISHED
+        with pw.connect(server_process.address, transport=transport, timeout=20.0) as client:
+            with pytest.raises(pw.CorruptError, match=rf"block v at version .*{codec}"):
+                client.fetch("v", rows=(0, 1))
+            if shape == (5000,):
+                with pytest.raises(pw.CorruptError, match="block v"):
+                    client.fetch("v")
+                with pytest.raises(pw.CorruptError, match="block v"):
+                    pw.Mirror(client, ["v"])
+            with pytest.raises(pw.Error, match="block v"):
+                checkpoint.save(tmp_path / "d", client)
+            with pytest.raises(pw.NotFoundError):
+                checkpoint.restore_arrays(tmp_path / "d")
+            np.testing.assert_array_equal(client.fetch("w"), VALUES)
+        assert server_process.process.poll() is None
 
 
 class Proxy:
@@ -255,9 +335,6 @@ class Proxy:
         self.listener.close()
         for one in self.open:
             one.close()
-
-
-PUBLISHED = GOLDEN.MESSAGES["PUBLISHED"][0]
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -150,7 +150,24 @@ def test_wrong_puts_name_tensor_expected_and_given(publish):
         for wrong in ([1.0, 2.0], "text", 1.5, None, object()):
             with pytest.raises(TypeError, match="array or a buffer"):
                 p.put("w", wrong)
+        for arrays in ([np.zeros(3)], None, np.zeros(3)):
+            with pytest.raises(TypeError, match="arrays must be a mapping of names"):
+                p.put_all(arrays)
+        for name in (3, None, "\ud800"):
+            with pytest.raises(TypeError, match="tensor's name must be a str"):
+                p.put_all({name: np.zeros(3)})
+        for codec in (3, object(), ["planes"]):
+            with pytest.raises(TypeError, match="codec must be a str"):
+                p.put("w", np.zeros(3), codec=codec)
         p.put("w", np.zeros(3, np.float32))
+
+
+def test_options_of_a_publish_that_cannot_be_meant_say_what_can(publish):
+    for threads, error in ((-1, pw.InvalidError), (2**40, pw.InvalidError), ("2", TypeError), (1.5, TypeError)):
+        with pytest.raises(error, match="encode_threads must be a number of threads"):
+            publish(encode_threads=threads)
+    with pytest.raises(TypeError, match="codec must be a str"):
+        publish(codec=3)
 
 
 def test_any_buffer_can_be_published(client, publish):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,8 @@ BAD = {
     "dtype no text": (raw({"a": {"dtype": ["U8"], "shape": [1], "data_offsets": [0, 1]}}, b"1"), ["'a'", "['U8']"]),
     "size mismatch": (raw({"a": entry(0, 4, dtype="F32", shape=[2])}, b"1234"), ["'a'", "span 4 bytes", "expected 8"]),
     "size overflow": (raw({"a": entry(0, 0, dtype="F32", shape=[2**62, 2**62])}), ["'a'", "2^63"]),
+    "size overflow beside an axis of 0": (raw({"a": entry(0, 0, shape=[0, 2**64])}), ["'a'", "2^63"]),
+    "too many axes": (raw({"a": entry(0, 1, shape=[1] * 33)}, b"1"), ["'a'", "33 axes", "at most 32"]),
     "negative axis": (raw({"a": entry(0, 0, shape=[-1])}), ["'a'", "[-1]"]),
     "fractional axis": (raw({"a": {"dtype": "U8", "shape": [1.0], "data_offsets": [0, 1]}}, b"1"), ["'a'", "[1.0]"]),
     "truth as axis": (raw({"a": {"dtype": "U8", "shape": [True], "data_offsets": [0, 1]}}, b"1"), ["'a'", "[True]"]),
@@ -228,6 +231,50 @@ def test_a_header_beyond_100_megabytes_loads(tmp_path: Path) -> None:
     with SafetensorsFile(path) as file:
         assert len(file.entries) == count
         assert file.tensor(names[1000]).data.tolist() == [1000 % 251]
+
+
+def test_a_length_that_no_header_has_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    # Files of holes, on no disk. Of zeros the first is seen, a length above the limit is not read at all.
+    for length, begin, said in ((1 << 29, b"", r"begins with '\\x00'"), (3 << 30, b"{", "at most 1073741824")):
+        path.write_bytes(length.to_bytes(8, "little") + begin)
+        os.truncate(path, 8 + length)
+        tracemalloc.start()
+        try:
+            with pytest.raises(ModelFileError, match=said):
+                SafetensorsFile(path)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(ModelFileError, match="no regular file"):
+        SafetensorsFile(tmp_path / "a")
+
+
+def test_errors_of_writing_name_the_file_and_the_next_step(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"make its folder first.*nowhere/a'$"):
+        write_safetensors(tmp_path / "nowhere" / "a", {"x": np.zeros(3)})
+    with pytest.raises(IsADirectoryError, match="name a file, not a folder"):
+        write_safetensors(tmp_path, {"x": np.zeros(3)})
+    assert os.listdir(tmp_path) == []
+    script = (
+        "import resource, signal, sys, numpy as np\n"
+        "from paramwire.safetensors_file import write_safetensors\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try:\n"
+        "    write_safetensors(sys.argv[1], {'x': np.zeros(1 << 20)})\n"
+        "except OSError as error:\n"
+        "    print(error)\n"
+    )
+    target = tmp_path / "a"
+    done = subprocess.run([sys.executable, "-c", script, target], capture_output=True, text=True, check=True)
+    assert "ulimit -f" in done.stdout
+    assert str(target) in done.stdout
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_file_cut_while_it_is_open_gives_an_error(tmp_path: Path) -> None:

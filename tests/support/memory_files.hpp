@@ -97,7 +97,7 @@ class MemoryFiles final : public FileSystem {
   }
   void close(int fd) override {
     const std::lock_guard lock(mutex_);
-    unlock(fd);
+    locks_.erase(fd);
     open_.erase(fd);
   }
   std::int64_t pread(int fd, std::span<std::byte> target, std::uint64_t offset) override {
@@ -195,6 +195,10 @@ class MemoryFiles final : public FileSystem {
     locks_[fd] = exclusive;
     return 0;
   }
+  void unlock(int fd) override {
+    const std::lock_guard lock(mutex_);
+    locks_.erase(fd);
+  }
   std::int64_t free_bytes(const std::string&) override { return 12345; }
 
   std::size_t open_count() const { return open_.size(); }
@@ -222,7 +226,6 @@ class MemoryFiles final : public FileSystem {
     open_.emplace(next_, std::move(open));
     return next_++;
   }
-  void unlock(int fd) { locks_.erase(fd); }
 
   mutable std::mutex mutex_;
   bool made_ = false;

@@ -121,6 +121,12 @@ Error address_error(Code code, const std::string& what, const Address& address, 
   return errno_error(code, what, error);
 }
 
+Error connect_error(const std::string& peer, const Address& address, int error) {
+  const Error plain = address_error(Code::kUnreachable, cat(peer, ": connect"), address, error);
+  if (error != ENOENT && error != ECONNREFUSED) return plain;
+  return Error(plain.code(), cat(plain.message(), "; nobody listens there: start the server, or take the address that `paramwire serve` printed"));
+}
+
 Result<Socket> connect_address(const Address& address, const std::string& peer, Micros deadline) {
   Fd fd(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return errno_error(Code::kUnavailable, cat(peer, ": socket"), errno);
@@ -135,14 +141,14 @@ Result<Socket> connect_address(const Address& address, const std::string& peer, 
       continue;
     }
     if (errno == EISCONN) return out;
-    if (errno != EINPROGRESS && errno != EALREADY) return address_error(Code::kUnreachable, cat(peer, ": connect"), address, errno);
+    if (errno != EINPROGRESS && errno != EALREADY) return connect_error(peer, address, errno);
     break;
   }
   PARAMWIRE_CHECK(out.wait(POLLOUT, deadline));
   int error = 0;
   socklen_t size = sizeof error;
   getsockopt(out.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
-  if (error != 0) return address_error(Code::kUnreachable, cat(peer, ": connect"), address, error);
+  if (error != 0) return connect_error(peer, address, error);
   return out;
 }
 

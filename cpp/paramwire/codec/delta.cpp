@@ -21,6 +21,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "pieces are coded as little-endian words; a big-endian port needs loads");
 
 constexpr std::uint32_t kMagic = 0x44525750;  // "PWRD"
+constexpr std::uint32_t kOnebitMagic = 0x42525750;  // "PWRB": codec/onebit.cpp
 constexpr std::uint8_t kFormat = 1;
 constexpr std::uint64_t kRowBytes = 12;
 // Chunk and piece counts of larger blocks would not matter to anybody; 2^56 bytes keep every sum below far from 64 bits.
@@ -105,7 +106,7 @@ void put_header(std::vector<std::byte>& out, const Header& header) {
 Result<Header> get_header(std::span<const std::byte> delta) {
   if (delta.size() < kDeltaHeaderBytes) return corrupt(cat("of ", delta.size(), " bytes; its header alone has ", kDeltaHeaderBytes));
   ByteReader in(delta.first(kDeltaHeaderBytes));
-  if (const auto magic = in.get<std::uint32_t>(); magic != kMagic) return corrupt(cat("begins with ", magic, ", not with \"PWRD\""));
+  if (const auto magic = in.get<std::uint32_t>(); magic != kMagic) return corrupt(cat("its first bytes are not \"PWRD\"", magic == kOnebitMagic ? ", but a one-bit delta's: apply_onebit takes it" : ""));
   if (const auto format = in.get<std::uint8_t>(); format != kFormat) return corrupt(cat("of format ", format, "; this build reads ", kFormat));
   const std::uint32_t crc = crc32c(delta.first(kDeltaHeaderBytes - 4));
   if (const auto named = load_le<std::uint32_t>(delta.data() + kDeltaHeaderBytes - 4); named != crc) {

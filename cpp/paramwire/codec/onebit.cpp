@@ -18,6 +18,7 @@ namespace paramwire {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x42525750;  // "PWRB"
+constexpr std::uint32_t kLosslessMagic = 0x44525750;  // "PWRD": codec/delta.cpp
 constexpr std::uint8_t kFormat = 1;
 constexpr std::uint32_t kLossyFlag = 1;
 // As shapes: no product below wraps.
@@ -67,7 +68,7 @@ float scale_of(const Parsed& parsed, std::uint64_t row) noexcept {
 Result<OnebitInfo> get_header(std::span<const std::byte> delta) {
   if (delta.size() < kOnebitHeaderBytes) return corrupt(cat("of ", delta.size(), " bytes; its header alone has ", kOnebitHeaderBytes));
   ByteReader in(delta.first(kOnebitHeaderBytes));
-  if (const auto magic = in.get<std::uint32_t>(); magic != kMagic) return corrupt(cat("begins with ", magic, ", not with \"PWRB\""));
+  if (const auto magic = in.get<std::uint32_t>(); magic != kMagic) return corrupt(cat("its first bytes are not \"PWRB\"", magic == kLosslessMagic ? ", but a lossless delta's: apply_onebit is not for it" : ""));
   if (const auto format = in.get<std::uint8_t>(); format != kFormat) return corrupt(cat("of format ", format, "; this build reads ", kFormat));
   const std::uint32_t crc = crc32c(delta.first(kOnebitHeaderBytes - 4));
   if (const auto named = load_le<std::uint32_t>(delta.data() + kOnebitHeaderBytes - 4); named != crc) {

@@ -37,6 +37,11 @@ class MemoryCoordinator final : public Coordinator {
  public:
   // `lock`: the held lock of the state file, if there is one.
   MemoryCoordinator(std::uint32_t epoch, File lock) : epoch_(epoch), lock_(std::move(lock)) {}
+  // The lock is the open file's, not the descriptor's: a child forked meanwhile has the descriptor too, and would keep the lock. Its own copy of this
+  // object must leave it to the parent.
+  ~MemoryCoordinator() override {
+    if (lock_.get() >= 0 && owner_ == ::getpid()) ::flock(lock_.get(), LOCK_UN);
+  }
   std::uint32_t epoch() const override { return epoch_; }
   std::optional<Version> newest() const override {
     const std::lock_guard lock(mutex_);
@@ -54,6 +59,7 @@ class MemoryCoordinator final : public Coordinator {
  private:
   const std::uint32_t epoch_;
   const File lock_;
+  const pid_t owner_ = ::getpid();
   mutable std::mutex mutex_;
   VersionClock clock_;
 };
@@ -73,7 +79,8 @@ Result<File> lock_state(const std::string& path) {
 
 // The stored epoch; 0 when there is no file yet.
 Result<std::uint32_t> read_epoch(const std::string& path) {
-  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // O_NONBLOCK: a pipe is not waited for.
+  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {
     if (errno == ENOENT) return std::uint32_t{0};
     return errno_error(Code::kUnavailable, cat("read state file ", path), errno);

@@ -15,8 +15,6 @@ constexpr std::string_view kWriterLock = "lock";
 constexpr std::string_view kReaderLock = "readers";
 constexpr std::string_view kProbe = "probe.tmp";
 constexpr std::string_view kProbed = "probed.tmp";
-// Largest manifest file that is read into memory: 1.3 million tensors have one of about 100 MB. A longer one is damage, or another program's.
-constexpr std::uint64_t kManifestFileBytesMax = std::uint64_t{8} << 30;
 
 // Renaming is what a save relies on at its end: some network and FUSE file systems refuse it, and that is better known before the bytes are written.
 Status try_rename(const std::string& directory, FileSystem& files) {
@@ -83,8 +81,8 @@ Result<File> lock_for_saving(const std::string& directory, FileSystem& files) {
   }
   const std::string path = checkpoint_path(directory, kWriterLock);
   PARAMWIRE_TRY(lock, open_file(files, path, O_RDWR | O_CREAT));
-  if (const int result = files.lock(lock.fd(), true); result == -EWOULDBLOCK) {
-    return Error(Code::kBackpressure, cat("another process saves into ", directory, " (it holds ", path, "): wait until it is done, or save into another directory"));
+  if (const int result = lock.lock(true); result == -EWOULDBLOCK) {
+    return Error(Code::kBackpressure, cat("another process saves into ", directory, " (it, or a child that it forked and left behind, holds ", path, "): wait until it is done, or save into another directory"));
   } else if (result < 0) {
     return file_error(files, "lock", path, result);
   }
@@ -96,13 +94,13 @@ File lock_for_reading(const std::string& directory, FileSystem& files) {
   const std::string path = checkpoint_path(directory, kReaderLock);
   auto lock = open_file(files, path, O_RDONLY | O_CREAT);
   if (!lock.ok()) lock = open_file(files, path, O_RDONLY);
-  if (!lock.ok() || files.lock(lock->fd(), false) < 0) return {};
+  if (!lock.ok() || lock->lock(false) < 0) return {};
   return *std::move(lock);
 }
 
 std::optional<File> lock_for_removing(const std::string& directory, FileSystem& files) {
   auto lock = open_file(files, checkpoint_path(directory, kReaderLock), O_RDONLY | O_CREAT);
-  if (!lock.ok() || files.lock(lock->fd(), true) < 0) return std::nullopt;
+  if (!lock.ok() || lock->lock(true) < 0) return std::nullopt;
   return *std::move(lock);
 }
 

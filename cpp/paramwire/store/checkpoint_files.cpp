@@ -23,7 +23,16 @@ T or_errno(T result) {
 
 class PosixFiles final : public FileSystem {
  public:
-  int open(const std::string& path, int flags, unsigned mode) override { return or_errno(::open(path.c_str(), flags, mode)); }
+  int open(const std::string& path, int flags, unsigned mode) override {
+    // O_NONBLOCK: opening a FIFO waits for its other end, for ever when there is none. To a regular file it means nothing.
+    const int fd = or_errno(::open(path.c_str(), flags | O_NONBLOCK, mode));
+    if (fd < 0 || (flags & O_DIRECTORY) != 0) return fd;
+    struct stat found {};
+    const int error = ::fstat(fd, &found) != 0 ? errno : S_ISREG(found.st_mode) ? 0 : S_ISDIR(found.st_mode) ? EISDIR : ENXIO;
+    if (error == 0) return fd;
+    ::close(fd);
+    return -error;
+  }
   void close(int fd) override { ::close(fd); }  // after sync(): what close(2) could still say was said there
   std::int64_t pread(int fd, std::span<std::byte> target, std::uint64_t offset) override {
     return or_errno(static_cast<std::int64_t>(::pread(fd, target.data(), target.size(), static_cast<off_t>(offset))));
@@ -58,6 +67,7 @@ class PosixFiles final : public FileSystem {
     }
   }
   int lock(int fd, bool exclusive) override { return or_errno(::flock(fd, (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB)); }
+  void unlock(int fd) override { ::flock(fd, LOCK_UN); }
   std::int64_t free_bytes(const std::string& path) override {
     struct statvfs found {};
     if (::statvfs(path.c_str(), &found) != 0) return -errno;
@@ -100,6 +110,18 @@ Error file_error(FileSystem& files, std::string_view call, const std::string& pa
     case EOPNOTSUPP: return with(Code::kUnavailable, "this file system can't do that: name a directory on a local one");
     default: return with(Code::kUnavailable, "name another directory, or mend this one");
   }
+}
+
+void File::close() noexcept {
+  if (fd_ < 0) return;
+  if (std::exchange(locker_, 0) == ::getpid()) files_->unlock(fd_);
+  files_->close(std::exchange(fd_, -1));
+}
+
+int File::lock(bool exclusive) {
+  const int result = files_->lock(fd_, exclusive);
+  if (result >= 0) locker_ = ::getpid();
+  return result;
 }
 
 Status File::read(std::span<std::byte> target, std::uint64_t offset) const {
@@ -146,10 +168,15 @@ Result<std::uint64_t> File::size() const {
 Result<File> open_file(FileSystem& files, const std::string& path, int flags) {
   // For everybody that the umask lets: a checkpoint has no secrets that its model has not.
   constexpr unsigned kMode = 0666;
-  int fd = files.open(path, flags | O_CLOEXEC, kMode);
-  while (fd == -EINTR) fd = files.open(path, flags | O_CLOEXEC, kMode);
-  if (fd < 0) return file_error(files, "open", path, fd);
-  return File(files, fd, path);
+  const bool writes = (flags & O_ACCMODE) != O_RDONLY;
+  const int all = flags | O_CLOEXEC | (writes ? O_NOFOLLOW : 0);
+  int fd = files.open(path, all, kMode);
+  while (fd == -EINTR) fd = files.open(path, all, kMode);
+  if (fd >= 0) return File(files, fd, path);
+  if (fd != -EISDIR && fd != -ENXIO && fd != -ELOOP) return file_error(files, "open", path, fd);
+  const std::string plain = errno_error(Code::kCorrupt, cat("open ", path), -fd).message();
+  if (writes) return Error(Code::kUnavailable, cat(plain, "; only regular files are written here, and none through a symbolic link: remove what has that name"));
+  return Error(Code::kCorrupt, cat(plain, "; a checkpoint's files are regular ones: somebody put something else there. Remove it, and take another checkpoint or replica"));
 }
 
 Status sync_directory(FileSystem& files, const std::string& path) {

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <sys/types.h>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace paramwire {
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
+  // Of a directory without O_DIRECTORY -EISDIR, of what is no regular file -ENXIO: nothing in a directory makes it wait.
   virtual int open(const std::string& path, int flags, unsigned mode) = 0;
   virtual void close(int fd) = 0;
   // May be short, as in pread(2).
@@ -36,6 +38,7 @@ class FileSystem {
   virtual int list(const std::string& path, std::vector<std::string>& names) = 0;
   // flock(2) without waiting.
   virtual int lock(int fd, bool exclusive) = 0;
+  virtual void unlock(int fd) = 0;
   // Bytes free for this user (statvfs(2)); for error texts.
   virtual std::int64_t free_bytes(const std::string& path) = 0;
 };
@@ -48,18 +51,20 @@ class File {
  public:
   File() = default;
   File(FileSystem& files, int fd, std::string path) : files_(&files), fd_(fd), path_(std::move(path)) {}
-  File(File&& other) noexcept : files_(other.files_), fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+  File(File&& other) noexcept
+      : files_(other.files_), fd_(std::exchange(other.fd_, -1)), locker_(std::exchange(other.locker_, 0)), path_(std::move(other.path_)) {}
   File& operator=(File&& other) noexcept {
     close();
     files_ = other.files_;
     fd_ = std::exchange(other.fd_, -1);
+    locker_ = std::exchange(other.locker_, 0);
     path_ = std::move(other.path_);
     return *this;
   }
   ~File() { close(); }
-  void close() noexcept {
-    if (fd_ >= 0) files_->close(std::exchange(fd_, -1));
-  }
+  // Unlocks first what this process locked. The lock of flock(2) is the open file's, not the descriptor's: a child of a fork meanwhile has the descriptor
+  // too, and closing would leave the lock to it; and the child's own close, of what it was given, must take nothing from its parent.
+  void close() noexcept;
   bool is_open() const noexcept { return fd_ >= 0; }
   int fd() const noexcept { return fd_; }
   const std::string& path() const noexcept { return path_; }
@@ -70,11 +75,14 @@ class File {
   // All of `source`. errors: as file_error.
   Status write(std::span<const std::byte> source, std::uint64_t offset);
   Status sync();
+  // Until close(). returns: 0 or -errno, -EWOULDBLOCK when somebody has it.
+  int lock(bool exclusive);
   Result<std::uint64_t> size() const;
 
  private:
   FileSystem* files_ = nullptr;
   int fd_ = -1;
+  pid_t locker_ = 0;  // who locked it; 0: nobody
   std::string path_;
 };
 
@@ -82,7 +90,8 @@ class File {
 // to stop from waiting long, and more would save nothing: a call is some microseconds, these take milliseconds.
 inline constexpr std::size_t kFilePieceBytes = std::size_t{8} << 20;
 
-// open(2) with O_CLOEXEC. errors: kNotFound when it is not there; as file_error.
+// open(2) with O_CLOEXEC, and O_NOFOLLOW for writing: a link in a directory must not lead a save to another file.
+// errors: kNotFound when it is not there; of what is no regular file kCorrupt to read, kUnavailable to write; as file_error.
 Result<File> open_file(FileSystem& files, const std::string& path, int flags);
 // fsync of a directory, so that the names in it are durable.
 Status sync_directory(FileSystem& files, const std::string& path);

@@ -21,6 +21,9 @@ constexpr std::uint64_t kFileNameBytesMax = 255;  // NAME_MAX of every file syst
 // Of one record: keeps every sum of sizes in a file far from wrapping. 2^48 elements of 16 bytes (base/types.hpp, Shape) take 2^52.
 constexpr std::uint64_t kRecordBytesMax = std::uint64_t{1} << 53;
 
+// Least bytes of the payload that a row stands for: a chunk's frame, which has 5 (codec/chunk_frame.hpp) and a body.
+constexpr std::uint64_t kRowBytesMin = 5;
+
 constexpr std::size_t kEpochDigits = 10, kCounterDigits = 20, kNumberDigits = 6;
 constexpr std::string_view kManifestHead = "checkpoint-", kManifestTail = ".manifest";
 constexpr std::string_view kDataHead = "data-", kDataTail = ".blocks";
@@ -190,6 +193,8 @@ Result<RecordHeader> decode_record_header(std::span<const std::byte> bytes) {
   header.row_count = in.get<std::uint32_t>();
   header.stored_size = in.get<std::uint64_t>();
   if (header.stored_size > kRecordBytesMax) return bad(kWhat, "stored_size");
+  // The rows are read into memory before their CRC can be looked at: never more of them than the payload, whose bytes are there, has room for.
+  if (header.row_count > header.stored_size / kRowBytesMin) return bad(kWhat, "row_count");
   header.stored_crc64 = in.get<std::uint64_t>();
   header.base.epoch = in.get<std::uint32_t>();
   header.base.counter = in.get<std::uint64_t>();

@@ -85,6 +85,10 @@ std::uint64_t record_row_count(RecordForm form, CodecId codec, std::uint64_t raw
 
 // ---------------------------------------------------------------- manifest files
 
+// Largest manifest file: read into memory as a whole and hashed, before anything in it can be trusted. 1.3 million tensors have one of about 100 MB, so this is room for some ten million blocks,
+// 40 TB of the usual 4 MiB; smaller would refuse models that somebody has, larger lets a damaged size take a machine's memory.
+inline constexpr std::uint64_t kManifestFileBytesMax = std::uint64_t{1} << 30;
+
 struct CheckpointLink {
   std::uint32_t file = 0;      // index in CheckpointManifest::files
   std::uint64_t offset = 0;    // of the record in its file

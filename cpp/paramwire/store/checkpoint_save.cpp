@@ -121,7 +121,7 @@ std::vector<CheckpointLink> Save::base_links(const ManifestEntry& entry) {
 Result<bool> Save::has_all_files(const CheckpointManifest& manifest) const {
   for (const CheckpointFile& file : manifest.files) {
     const auto open = open_file(files_, path(file.name), O_RDONLY);
-    if (!open.ok() && open.error().code() == Code::kNotFound) return false;
+    if (!open.ok() && (open.error().code() == Code::kNotFound || open.error().code() == Code::kCorrupt)) return false;
     if (!open.ok()) return open.error();
     PARAMWIRE_TRY(size, open->size());
     if (size != file.size) return false;
@@ -149,7 +149,7 @@ Result<bool> Save::look(const DirectoryNames& names) {
       if (whole) return true;
     }
     if (!whole) {
-      note(cat("checkpoint ", there, " is not whole: a data file is gone or cut"));
+      note(cat("checkpoint ", there, " is not whole: a data file is gone, cut or no file"));
       continue;
     }
     if (there == version_) continue;
@@ -390,7 +390,12 @@ Status Save::write_manifest() {
   }
   PARAMWIRE_TRY(manifest, Manifest::with_changes({}, version_, std::move(draft)));
   out.manifest = std::move(manifest);
-  return write_sealed(directory_, checkpoint_manifest_name(version_), encode_checkpoint_manifest(out), files_);
+  const std::vector<std::byte> bytes = encode_checkpoint_manifest(out);
+  if (bytes.size() > kManifestFileBytesMax) {
+    return Error(Code::kInvalid, cat("the manifest of version ", version_, " would have ", bytes.size(), " bytes for ", saved_.blocks, " blocks, more than the ", kManifestFileBytesMax,
+                                     " that are read: publish in larger blocks, or save in full more often (full_every)"));
+  }
+  return write_sealed(directory_, checkpoint_manifest_name(version_), bytes, files_);
 }
 
 // A full disk gets back what this save took: others need the room, and blocks that are on no disk yet can be saved again.

@@ -250,7 +250,7 @@ Result<CheckpointVerified> Verification::run() {
     if (!options_.version || *options_.version == version) gather(version);
   }
   if (result_.checkpoints == 0) {
-    return Error(Code::kNotFound, options_.version ? cat("no checkpoint of version ", *options_.version, " in ", directory_) : cat("there is no checkpoint in ", directory_));
+    return Error(Code::kNotFound, options_.version ? cat("no checkpoint of version ", *options_.version, " in ", directory_) : cat("there is no checkpoint in ", directory_, ": save one first, or check the path"));
   }
   PARAMWIRE_CHECK(read_files());
   if (options_.decode) PARAMWIRE_CHECK(decode_blocks());

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
 
 import pytest
 from paramwire import cli_common
@@ -95,3 +97,28 @@ def test_debug_shows_the_traceback(tmp_path, capsys):
 def test_demo_without_its_model_says_how_to_get_it(tmp_path, capsys):
     assert main(["demo", "--model", str(tmp_path / "none.gguf")]) == 1
     assert "none.gguf: no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ls", "unix:{nowhere}"], "nobody listens there: start the server"),
+        (["checkpoint", "save", "d", "--from", "tcp://127.0.0.1:{free_port}"], "nobody listens there: start"),
+        (["codec", "advise", "{nowhere}"], "check the path"),
+        (["serve", "{nowhere}"], "check the path"),
+        (["serve", "{pipe}"], "no regular file"),
+        (["checkpoint", "verify", "{empty}"], "save one first, or check the path"),
+        (["checkpoint", "restore", "{empty}", "--safetensors", "x"], "save one first, or check the path"),
+    ],
+)
+def test_what_is_not_there_is_named_with_the_next_step(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        free_port = held.getsockname()[1]
+    words = {name: str(tmp_path / name) for name in ("nowhere", "empty", "pipe")} | {"free_port": str(free_port)}
+    assert main([word.format(**words) for word in arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("paramwire: ")
+    assert said.format(**words) in " ".join(error.split())
