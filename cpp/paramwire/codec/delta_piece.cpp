@@ -1,6 +1,7 @@
 #include "paramwire/codec/delta_piece.hpp"
 
 #include "paramwire/base/text.hpp"
+#include "paramwire/codec/delta_kernels.hpp"
 
 namespace paramwire::delta {
 
@@ -18,25 +19,13 @@ Element element_of(DType dtype) noexcept {
   }
 }
 
-namespace {
-
-std::size_t count_changed(const Element& element, std::span<const std::byte> base, std::span<const std::byte> next) {
-  return with_word(element.bytes, [&](auto word) {
-    using U = decltype(word);
-    std::size_t changed = 0;
-    for (std::size_t i = 0; i < base.size() / sizeof(U); ++i) changed += load<U>(base.data(), i) != load<U>(next.data(), i) ? 1U : 0U;
-    return changed;
-  });
-}
-
-}  // namespace
-
 Piece encode_piece(const Element& element, std::span<const std::byte> base, std::span<const std::byte> next, const DeltaTuning& tuning,
                    EncodeScratch& scratch) {
   Piece piece;
-  if (std::memcmp(base.data(), next.data(), base.size()) == 0) return piece;
   const std::size_t elements = base.size() / element.bytes;
-  const std::size_t changed = count_changed(element, base, next);
+  scratch.changed.resize(words_of(elements));
+  const std::size_t changed = find_changes(element, base, next, scratch.changed.data());
+  if (changed == 0) return piece;
   constexpr DeltaForm kPlanes[] = {DeltaForm::kSteps, DeltaForm::kXor, DeltaForm::kFull};
   if (!tuning.only || *tuning.only == DeltaForm::kSparse) {
     piece.form = DeltaForm::kSparse;

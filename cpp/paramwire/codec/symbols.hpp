@@ -7,6 +7,7 @@
 #include "paramwire/base/error.hpp"
 #include "paramwire/codec/huffman.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -78,27 +79,33 @@ class BitWriter {
       value >>= 32;
       bits -= 32;
     }
-    held_ |= value << count_;  // count_ is below 8 here, so that nothing is lost
+    held_ |= value << count_;  // count_ is below 32 here, so that nothing is lost
     count_ += bits;
-    while (count_ >= 8) {
-      bytes_.push_back(static_cast<std::byte>(held_ & 0xff));
-      held_ >>= 8;
-      count_ -= 8;
-    }
+    if (count_ < 32) return;
+    if (bytes_.size() - size_ < 4) bytes_.resize(std::max<std::size_t>(4096, 2 * bytes_.size()));
+    store_le(bytes_.data() + size_, static_cast<std::uint32_t>(held_));
+    size_ += 4;
+    held_ >>= 32;
+    count_ -= 32;
   }
   // The bytes, the last one filled with zeros. Ends the stream.
   const std::vector<std::byte>& finish() {
-    if (count_ > 0) bytes_.push_back(static_cast<std::byte>(held_ & 0xff));
-    held_ = count_ = 0;
+    bytes_.resize(size_);
+    for (; count_ > 0; count_ -= std::min(count_, 8U)) {
+      bytes_.push_back(static_cast<std::byte>(held_ & 0xff));
+      held_ >>= 8;
+    }
     return bytes_;
   }
   void clear() noexcept {
     bytes_.clear();
+    size_ = 0;
     held_ = count_ = 0;
   }
 
  private:
-  std::vector<std::byte> bytes_;
+  std::vector<std::byte> bytes_;  // room; the first size_ are written
+  std::size_t size_ = 0;
   std::uint64_t held_ = 0;
   unsigned count_ = 0;
 };
