@@ -145,8 +145,9 @@ void distances_of(const std::uint8_t* classes, const std::uint64_t* changed, std
 
 // ---------------------------------------------------------------- applying
 
-// The lowest bit of `bits` that has `rank` set ones below it; there is one.
+// The bit of `bits` that has `rank` set ones below it; 0 where there is none.
 HWY_INLINE std::uint64_t bit_of_rank(std::uint64_t bits, std::uint32_t rank) {
+  if (rank >= 64) return 0;
 #if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX2
   return _pdep_u64(bit(rank), bits);
 #else
@@ -160,6 +161,19 @@ HWY_INLINE U moved(bool floating, U base, U step) {
   return floating ? ordered<U>(after_step<U>(ordered<U>(base), step)) : after_step<U>(base, step);
 }
 
+// Takes a word's elements of each class from what is left before the next change. returns: the classes that have less than that left, a bit each
+HWY_INLINE std::uint32_t pass_word(std::uint32_t* left, const std::uint32_t* sizes) {
+  const hn::CappedTag<std::int32_t, kClassesMax> d;
+  std::uint64_t hit = 0;
+  for (std::size_t c = 0; c < kClassesMax; c += hn::Lanes(d)) {
+    auto* const at = reinterpret_cast<std::int32_t*>(left + c);
+    const auto before = hn::Load(d, at), size = hn::Load(d, reinterpret_cast<const std::int32_t*>(sizes + c));
+    hit |= bits_of(d, hn::Lt(before, size)) << c;
+    hn::Store(hn::Sub(before, size), d, at);
+  }
+  return static_cast<std::uint32_t>(hit);
+}
+
 // Elements whose classes are found at once: few enough to stay in the first-level cache.
 constexpr std::size_t kBlockElements = 1024;
 
@@ -171,8 +185,8 @@ ApplyFault apply_words(const Element& element, const Classes& classes, std::uint
   const bool floating = element.floating;
   const std::size_t class_count = classes.count;
   // Unchanged elements of the class before its next changed one. A dense class has none, ever.
-  std::uint32_t left[kClassesMax] = {};
-  const auto next_distance = [&](std::size_t c) HWY_ATTR { return static_cast<std::uint32_t>(std::min<std::uint64_t>(distance.get(c), UINT32_MAX)); };
+  alignas(64) std::uint32_t left[kClassesMax] = {};
+  const auto next_distance = [&](std::size_t c) HWY_ATTR { return static_cast<std::uint32_t>(std::min<std::uint64_t>(distance.get(c), INT32_MAX)); };
   for (std::size_t c = 0; c < class_count; ++c) {
     if ((dense >> c & 1) == 0) left[c] = next_distance(c);
   }
@@ -183,24 +197,22 @@ ApplyFault apply_words(const Element& element, const Classes& classes, std::uint
     if (out != base) std::memcpy(out + begin * sizeof(U), base + begin * sizeof(U), count * sizeof(U));
     for (std::size_t w = 0; w < count; w += kWordElements) {
       const std::uint8_t* const here = block + w;
-      std::uint64_t behind[kClassesMax];  // elements of the class behind its next changed one
       std::uint64_t changed = 0;
-      // Marks the next changed element of `c`, if it is one of `rest`.
-      const auto mark = [&](std::size_t c, std::uint64_t rest, std::uint32_t unchanged) HWY_ATTR {
-        const std::uint32_t size = count_of(rest);
-        if (unchanged >= size) {
-          left[c] = unchanged - size;
-          return;
-        }
-        const std::uint64_t next = bit_of_rank(rest, unchanged);
-        changed |= next;
-        behind[c] = rest & ~(next | (next - 1));
-      };
+      std::uint64_t behind[kClassesMax];  // elements of the class that are not passed yet
+      alignas(64) std::uint32_t sizes[kClassesMax] = {};
       for (std::size_t c = 0; c < class_count; ++c) {
-        const std::uint64_t all = bits_of_class(here, c);
-        if ((dense >> c & 1) != 0) changed |= all;
-        else mark(c, all, left[c]);
+        behind[c] = bits_of_class(here, c);
+        if ((dense >> c & 1) != 0) changed |= behind[c];
+        else sizes[c] = count_of(behind[c]);
       }
+      // Goes to the next changed element of the class. One that is not in this word leaves the distance behind it. No branch could be guessed here.
+      const auto pass = [&](std::size_t c, std::uint32_t unchanged) HWY_ATTR {
+        const std::uint64_t next = bit_of_rank(behind[c], unchanged);
+        changed |= next;
+        left[c] = unchanged - count_of(behind[c]);
+        behind[c] &= ~(next | (next - 1));
+      };
+      for (std::uint32_t hit = pass_word(left, sizes); hit != 0; hit &= hit - 1) pass(lowest(hit), left[lowest(hit)] + sizes[lowest(hit)]);
       while (changed != 0) {
         const std::size_t i = lowest(changed), at = begin + w + i;
         changed &= changed - 1;
@@ -210,7 +222,7 @@ ApplyFault apply_words(const Element& element, const Classes& classes, std::uint
         store<U>(out, at, moved<U>(floating, load<U>(base, at), static_cast<U>(step)));
         if ((dense >> c & 1) != 0) continue;
         if (step == 0) return {ApplyFault::Kind::kNoStep, at, 0};  // a table that ended gives zeros
-        mark(c, behind[c], next_distance(c));
+        pass(c, next_distance(c));
       }
     }
   }

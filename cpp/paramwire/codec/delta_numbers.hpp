@@ -37,7 +37,6 @@ class NumberReader {
       return 0;
     }
     const std::uint8_t symbol = *table.at++;
-    if (symbol < symbols::kPlainNumbers) return symbol;
     return symbols::least_number(symbol) | bits_.get(symbols::extra_bits(symbol));
   }
   bool finished() const noexcept {

@@ -19,6 +19,22 @@ Element element_of(DType dtype) noexcept {
   }
 }
 
+namespace {
+
+// Whether planes could take fewer bytes than a sparse piece of `sparse_size`, before any is looked at.
+bool planes_can_be_smaller(const Element& element, std::span<const std::byte> next, std::size_t changed, std::size_t sparse_size) noexcept {
+  const std::size_t elements = next.size() / element.bytes;
+  // With one element in sixteen changed or fewer, a sparse piece is smaller whatever the steps are (0.34 bits of place and 8 of step a byte,
+  // times a sixteenth).
+  if (changed <= elements / 16) return false;
+  // A plane takes a bit a byte at least, unless all its bytes are the same. Not all planes can be so where some elements changed and others did not (xor,
+  // steps), or the result has two different elements (full).
+  const bool all_same = changed == elements || std::memcmp(next.data(), next.data() + element.bytes, next.size() - element.bytes) == 0;
+  return all_same || sparse_size > elements / 8;
+}
+
+}  // namespace
+
 Piece encode_piece(const Element& element, std::span<const std::byte> base, std::span<const std::byte> next, const DeltaTuning& tuning,
                    EncodeScratch& scratch) {
   Piece piece;
@@ -31,10 +47,7 @@ Piece encode_piece(const Element& element, std::span<const std::byte> base, std:
     piece.form = DeltaForm::kSparse;
     encode_sparse(element, base, next, changed, tuning.classes, piece.bytes, scratch);
   }
-  // Planes take a bit at least for a byte that differs somewhere, an eighth of the bytes in all: with one element in sixteen changed or
-  // fewer, they lose to a sparse piece whatever the steps are (0.34 bits of place and 8 of step a byte, times a sixteenth).
-  const bool worth_planes = tuning.only ? *tuning.only != DeltaForm::kSparse : changed > elements / 16;
-  if (worth_planes) {
+  if (tuning.only ? *tuning.only != DeltaForm::kSparse : planes_can_be_smaller(element, next, changed, piece.bytes.size())) {
     double least = piece.form == DeltaForm::kSame ? 0 : static_cast<double>(piece.bytes.size());
     DeltaForm best = piece.form;
     for (const DeltaForm form : kPlanes) {

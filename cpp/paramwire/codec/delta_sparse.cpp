@@ -109,7 +109,7 @@ class SymbolWriter {
   void put(std::uint8_t table, std::uint64_t number) {
     const symbols::Symbol symbol = symbols::symbol_of(number);
     buffer_[at_[table]++] = symbol.symbol;
-    if (symbol.extra > 0) bits_.put(number & ((std::uint64_t{1} << symbol.extra) - 1), symbol.extra);
+    bits_.put(number & ((std::uint64_t{1} << symbol.extra) - 1), symbol.extra);
   }
   void finish_tables(std::vector<std::byte>& out, huffman::EncodeTable& table) {
     for (unsigned t = 0; t < tables_; ++t) {
@@ -186,8 +186,9 @@ Status read_tables(ByteReader& in, std::string_view what, std::uint64_t limit, S
     if (!in.ok() || count > limit - used) return corrupt(cat("table ", t, " of ", what, " has ", count, " symbols; at most ", limit - used, " can be"));
     const auto target = std::span(buffer).subspan(used, static_cast<std::size_t>(count));
     if (const auto status = symbols::get(in, target, table); !status.ok()) return corrupt(cat("table ", t, " of ", what, ' ', status.error().message()));
-    const auto largest = target.empty() ? target.end() : std::max_element(target.begin(), target.end());
-    if (largest != target.end() && *largest >= symbols::kSymbolsMax) return corrupt(cat("table ", t, " of ", what, " has symbol ", *largest, ", which is none"));
+    std::uint8_t largest = 0;
+    for (const std::uint8_t symbol : target) largest = std::max(largest, symbol);
+    if (largest >= symbols::kSymbolsMax) return corrupt(cat("table ", t, " of ", what, " has symbol ", largest, ", which is none"));
     streams.tables[t] = {target.data(), target.data() + target.size()};
     used += target.size();
   }
