@@ -28,6 +28,10 @@ constexpr std::uint64_t kRawMax = std::uint64_t{1} << 56;
 
 constexpr std::uint64_t piece_count(std::uint64_t raw_size) noexcept { return (raw_size + kDeltaPieceBytes - 1) / kDeltaPieceBytes; }
 
+// Blocks up to this are applied in place by way of a copy of the result, larger ones are decoded twice. With what a thread needs anyway (4 MiB) it's
+// within kDeltaScratchBytes.
+constexpr std::uint64_t kKeptBytes = 8 * kDeltaPieceBytes;
+
 struct Header {
   DeltaInfo info;
   std::uint64_t payload_size = 0;
@@ -139,7 +143,14 @@ struct Parsed {
   Header header;
   std::vector<Row> rows;                 // empty when nothing changed
   std::vector<std::uint64_t> offsets;    // of each piece in the delta
+
+  std::span<const std::byte> stored(std::span<const std::byte> delta, std::size_t piece) const {
+    return delta.subspan(static_cast<std::size_t>(offsets[piece]), rows[piece].stored_size);
+  }
 };
+
+// Scratch of work that needs none.
+struct Nothing {};
 
 DeltaForm form_of(std::span<const Row> rows) noexcept {
   DeltaForm form = DeltaForm::kSame;
@@ -186,13 +197,36 @@ Result<Parsed> parse(std::span<const std::byte> delta) {
   return parsed;
 }
 
-Status check_payload(std::span<const std::byte> delta, const Parsed& parsed) {
-  for (std::size_t i = 0; i < parsed.rows.size(); ++i) {
+// What all threads together found out before anything is written.
+struct Checked {
+  std::uint64_t base_crc64 = 0;
+  Status payload;  // kCorrupt: the stored bytes of a piece are damaged
+};
+
+std::uint64_t join_pieces(std::span<const std::uint64_t> crcs, std::uint64_t raw_size) noexcept {
+  std::uint64_t crc = crcs.empty() ? 0 : crcs[0];
+  for (std::size_t i = 1; i < crcs.size(); ++i) crc = crc64_join(crc, crcs[i], std::min(kDeltaPieceBytes, raw_size - i * kDeltaPieceBytes));
+  return crc;
+}
+
+Checked check_all(std::span<const std::byte> delta, const Parsed& parsed, std::span<const std::byte> base, unsigned threads) {
+  Checked checked;
+  std::vector<std::uint64_t> crcs(static_cast<std::size_t>(piece_count(base.size())));
+  std::vector<std::uint32_t> stored_crcs(parsed.rows.size());
+  const auto check = [&](std::uint64_t index, const Nothing&) -> Status {
+    const auto at = static_cast<std::size_t>(index);
+    crcs[at] = crc64(piece_of(base, index));
+    if (at < stored_crcs.size()) stored_crcs[at] = crc32c(parsed.stored(delta, at));
+    return {};
+  };
+  checked.payload = for_each_piece(crcs.size(), threads, [] { return std::make_unique<Nothing>(); }, check);
+  checked.base_crc64 = join_pieces(crcs, base.size());
+  for (std::size_t i = 0; i < stored_crcs.size() && checked.payload.ok(); ++i) {
     const Row& row = parsed.rows[i];
-    const std::uint32_t crc = crc32c(delta.subspan(static_cast<std::size_t>(parsed.offsets[i]), row.stored_size));
-    if (crc != row.crc32c) return corrupt(cat("piece ", i, " of ", parsed.rows.size(), ": CRC-32C of its ", row.stored_size, " bytes is ", crc, ", not ", row.crc32c));
+    if (stored_crcs[i] == row.crc32c) continue;
+    checked.payload = corrupt(cat("piece ", i, " of ", parsed.rows.size(), ": CRC-32C of its ", row.stored_size, " bytes is ", stored_crcs[i], ", not ", row.crc32c));
   }
-  return {};
+  return checked;
 }
 
 bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
@@ -221,17 +255,14 @@ Result<std::uint64_t> decode_all(std::span<const std::byte> delta, const Parsed&
     } else {
       to = piece_of(out, index);
     }
-    const auto stored = delta.subspan(static_cast<std::size_t>(parsed.offsets[at]), row.stored_size);
-    if (const auto status = delta::decode_piece(element, row.form, stored, from, to, scratch.decode); !status.ok()) {
+    if (const auto status = delta::decode_piece(element, row.form, parsed.stored(delta, at), from, to, scratch.decode); !status.ok()) {
       return corrupt(cat("piece ", index, " of ", parsed.rows.size(), " (", delta_form_name(row.form), "): ", status.error().message()));
     }
     crcs[at] = crc64(to);
     return {};
   };
   PARAMWIRE_CHECK(for_each_piece(parsed.rows.size(), threads, [] { return std::make_unique<Scratch>(); }, decode));
-  std::uint64_t crc = 0;
-  for (std::size_t i = 0; i < crcs.size(); ++i) crc = i == 0 ? crcs[0] : crc64_join(crc, crcs[i], piece_of(base, i).size());
-  return crc;
+  return join_pieces(crcs, base.size());
 }
 
 }  // namespace
@@ -256,8 +287,16 @@ Result<std::vector<std::byte>> encode_delta(DType dtype, std::span<const std::by
     return Error(Code::kInvalid, cat("delta: tuning asks for ", tuning.classes, " classes (1 to ", delta::kClassesMax, " are possible), or a form that is none"));
   }
   std::vector<delta::Piece> pieces(static_cast<std::size_t>(piece_count(base.size())));
+  std::vector<std::uint64_t> base_crcs(pieces.size()), next_crcs(pieces.size());
+  std::vector<std::uint32_t> stored_crcs(pieces.size());
   const auto encode = [&](std::uint64_t index, delta::EncodeScratch& scratch) -> Status {
-    pieces[static_cast<std::size_t>(index)] = delta::encode_piece(element, piece_of(base, index), piece_of(next, index), tuning, scratch);
+    const auto at = static_cast<std::size_t>(index);
+    const auto from = piece_of(base, index), to = piece_of(next, index);
+    pieces[at] = delta::encode_piece(element, from, to, tuning, scratch);
+    // While they are in cache.
+    base_crcs[at] = crc64(from);
+    next_crcs[at] = pieces[at].form == DeltaForm::kSame ? base_crcs[at] : crc64(to);
+    stored_crcs[at] = crc32c(pieces[at].bytes);
     return {};
   };
   PARAMWIRE_CHECK(for_each_piece(pieces.size(), threads, [] { return std::make_unique<delta::EncodeScratch>(); }, encode));
@@ -266,8 +305,9 @@ Result<std::vector<std::byte>> encode_delta(DType dtype, std::span<const std::by
   std::vector<std::byte> table;
   ByteWriter put(table);
   Header header;
-  for (const delta::Piece& piece : pieces) {
-    rows.push_back({piece.form, static_cast<std::uint32_t>(piece.bytes.size()), crc32c(piece.bytes)});
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const delta::Piece& piece = pieces[i];
+    rows.push_back({piece.form, static_cast<std::uint32_t>(piece.bytes.size()), stored_crcs[i]});
     put.put(static_cast<std::uint32_t>(rows.back().form));
     put.put(rows.back().stored_size);
     put.put(rows.back().crc32c);
@@ -278,8 +318,8 @@ Result<std::vector<std::byte>> encode_delta(DType dtype, std::span<const std::by
   header.info.dtype = dtype;
   header.info.raw_size = base.size();
   header.info.base_version = base_is.version;
-  header.info.base_crc64 = crc64(base);
-  header.info.result_crc64 = header.info.form == DeltaForm::kSame ? header.info.base_crc64 : crc64(next);
+  header.info.base_crc64 = join_pieces(base_crcs, base.size());
+  header.info.result_crc64 = join_pieces(next_crcs, next.size());
   header.table_crc = crc32c(table);
   std::vector<std::byte> out;
   out.reserve(static_cast<std::size_t>(kDeltaHeaderBytes + table.size() + header.payload_size));
@@ -308,7 +348,8 @@ Result<DeltaApplied> apply_delta(std::span<const std::byte> delta, DType dtype, 
   if (out.size() != base.size() || (!in_place && overlap(base, out)) || overlap(delta, out)) {
     return Error(Code::kInvalid, cat("delta: the target has ", out.size(), " bytes for ", base.size(), ", or overlaps base or delta in part"));
   }
-  const std::uint64_t base_crc = crc64(base);
+  const Checked checked = check_all(delta, parsed, base, threads);
+  const std::uint64_t base_crc = checked.base_crc64;
   if (base_crc == info.result_crc64) {
     if (!in_place && !base.empty()) std::memcpy(out.data(), base.data(), base.size());
     return DeltaApplied{false};
@@ -320,15 +361,21 @@ Result<DeltaApplied> apply_delta(std::span<const std::byte> delta, DType dtype, 
     return Error(Code::kStale, cat("delta: from a base (version ", info.base_version, ") with CRC-64 ", hex64(info.base_crc64), "; that of the block held is ",
                                    hex64(base_crc), ". Fetch it in full"));
   }
-  PARAMWIRE_CHECK(check_payload(delta, parsed));
-  // In place, the first time only to see that the result is right: until then the base is all there is.
-  for (const bool prove : {true, false}) {
-    if (prove && !in_place) continue;
-    PARAMWIRE_TRY(crc, decode_all(delta, parsed, base, prove ? std::span<std::byte>() : out, threads));
-    if (crc != info.result_crc64) {
-      return corrupt(cat("the CRC-64 of what it makes of version ", info.base_version, " is ", hex64(crc), ", not ", hex64(info.result_crc64)));
-    }
+  PARAMWIRE_CHECK(checked.payload);
+  const auto decode = [&](std::span<std::byte> target) -> Status {
+    PARAMWIRE_TRY(crc, decode_all(delta, parsed, base, target, threads));
+    if (crc == info.result_crc64) return {};
+    return corrupt(cat("the CRC-64 of what it makes of version ", info.base_version, " is ", hex64(crc), ", not ", hex64(info.result_crc64)));
+  };
+  if (in_place && base.size() <= kKeptBytes) {
+    std::vector<std::byte> result(base.size());
+    PARAMWIRE_CHECK(decode(result));
+    std::copy(result.begin(), result.end(), out.begin());
+    return DeltaApplied{true};
   }
+  // In place, the first time only to see that the result is right: until then the base is all there is.
+  if (in_place) PARAMWIRE_CHECK(decode({}));
+  PARAMWIRE_CHECK(decode(out));
   return DeltaApplied{true};
 }
 
