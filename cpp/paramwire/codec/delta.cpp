@@ -3,16 +3,12 @@
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/text.hpp"
-#include "paramwire/base/thread.hpp"
 #include "paramwire/codec/delta_piece.hpp"
+#include "paramwire/codec/pieces.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <functional>
-#include <memory>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 namespace paramwire {
@@ -51,42 +47,6 @@ template <typename Byte>
 std::span<Byte> piece_of(std::span<Byte> raw, std::uint64_t index) {
   const std::uint64_t begin = index * kDeltaPieceBytes;
   return raw.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(std::min<std::uint64_t>(kDeltaPieceBytes, raw.size() - begin)));
-}
-
-// Runs work(index) for every index below `count`, in `threads` threads with this one, until one fails. `make` makes what a thread works with.
-// returns: the error of the lowest index that failed among those that were tried
-template <typename Make, typename Work>
-Status for_each_piece(std::uint64_t count, unsigned threads, const Make& make, const Work& work) {
-  std::atomic<std::uint64_t> next{0};  // relaxed: only hands out numbers; the joins below order everything else
-  std::atomic<bool> failed{false};     // relaxed: ends the others early, nothing depends on when they see it
-  std::mutex mutex;
-  std::uint64_t failed_index = UINT64_MAX;
-  Status first;
-  const auto run = [&] {
-    auto scratch = make();
-    while (!failed.load(std::memory_order_relaxed)) {
-      const std::uint64_t index = next.fetch_add(1, std::memory_order_relaxed);
-      if (index >= count) return;
-      Status status = work(index, *scratch);
-      if (status.ok()) continue;
-      failed.store(true, std::memory_order_relaxed);
-      const std::lock_guard lock(mutex);
-      if (index < failed_index) {
-        failed_index = index;
-        first = std::move(status);
-      }
-    }
-  };
-  std::vector<std::thread> helpers;
-  const std::uint64_t wanted = std::min<std::uint64_t>(std::max(threads, 1U), count);
-  while (helpers.size() + 1 < wanted) {
-    auto thread = start_thread("pw-delta", run);
-    if (!thread.ok()) break;  // those that are there do it all
-    helpers.push_back(std::move(thread).value());
-  }
-  run();
-  for (std::thread& helper : helpers) helper.join();
-  return first;
 }
 
 void put_header(std::vector<std::byte>& out, const Header& header) {
@@ -149,9 +109,6 @@ struct Parsed {
   }
 };
 
-// Scratch of work that needs none.
-struct Nothing {};
-
 DeltaForm form_of(std::span<const Row> rows) noexcept {
   DeltaForm form = DeltaForm::kSame;
   for (const Row& row : rows) {
@@ -203,23 +160,19 @@ struct Checked {
   Status payload;  // kCorrupt: the stored bytes of a piece are damaged
 };
 
-std::uint64_t join_pieces(std::span<const std::uint64_t> crcs, std::uint64_t raw_size) noexcept {
-  std::uint64_t crc = crcs.empty() ? 0 : crcs[0];
-  for (std::size_t i = 1; i < crcs.size(); ++i) crc = crc64_join(crc, crcs[i], std::min(kDeltaPieceBytes, raw_size - i * kDeltaPieceBytes));
-  return crc;
-}
+std::uint64_t join_pieces(std::span<const std::uint64_t> crcs, std::uint64_t raw_size) noexcept { return pieces::join_crcs(crcs, kDeltaPieceBytes, raw_size); }
 
 Checked check_all(std::span<const std::byte> delta, const Parsed& parsed, std::span<const std::byte> base, unsigned threads) {
   Checked checked;
   std::vector<std::uint64_t> crcs(static_cast<std::size_t>(piece_count(base.size())));
   std::vector<std::uint32_t> stored_crcs(parsed.rows.size());
-  const auto check = [&](std::uint64_t index, const Nothing&) -> Status {
+  const auto check = [&](std::uint64_t index, const pieces::Nothing&) -> Status {
     const auto at = static_cast<std::size_t>(index);
     crcs[at] = crc64(piece_of(base, index));
     if (at < stored_crcs.size()) stored_crcs[at] = crc32c(parsed.stored(delta, at));
     return {};
   };
-  checked.payload = for_each_piece(crcs.size(), threads, [] { return std::make_unique<Nothing>(); }, check);
+  checked.payload = pieces::for_each<pieces::Nothing>(crcs.size(), threads, check);
   checked.base_crc64 = join_pieces(crcs, base.size());
   for (std::size_t i = 0; i < stored_crcs.size() && checked.payload.ok(); ++i) {
     const Row& row = parsed.rows[i];
@@ -261,7 +214,7 @@ Result<std::uint64_t> decode_all(std::span<const std::byte> delta, const Parsed&
     crcs[at] = crc64(to);
     return {};
   };
-  PARAMWIRE_CHECK(for_each_piece(parsed.rows.size(), threads, [] { return std::make_unique<Scratch>(); }, decode));
+  PARAMWIRE_CHECK(pieces::for_each<Scratch>(parsed.rows.size(), threads, decode));
   return join_pieces(crcs, base.size());
 }
 
@@ -286,27 +239,27 @@ Result<std::vector<std::byte>> encode_delta(DType dtype, std::span<const std::by
   if (tuning.classes < 1 || tuning.classes > delta::kClassesMax || (tuning.only && (*tuning.only == DeltaForm::kSame || *tuning.only >= DeltaForm::kMixed))) {
     return Error(Code::kInvalid, cat("delta: tuning asks for ", tuning.classes, " classes (1 to ", delta::kClassesMax, " are possible), or a form that is none"));
   }
-  std::vector<delta::Piece> pieces(static_cast<std::size_t>(piece_count(base.size())));
-  std::vector<std::uint64_t> base_crcs(pieces.size()), next_crcs(pieces.size());
-  std::vector<std::uint32_t> stored_crcs(pieces.size());
+  std::vector<delta::Piece> made(static_cast<std::size_t>(piece_count(base.size())));
+  std::vector<std::uint64_t> base_crcs(made.size()), next_crcs(made.size());
+  std::vector<std::uint32_t> stored_crcs(made.size());
   const auto encode = [&](std::uint64_t index, delta::EncodeScratch& scratch) -> Status {
     const auto at = static_cast<std::size_t>(index);
     const auto from = piece_of(base, index), to = piece_of(next, index);
-    pieces[at] = delta::encode_piece(element, from, to, tuning, scratch);
+    made[at] = delta::encode_piece(element, from, to, tuning, scratch);
     // While they are in cache.
     base_crcs[at] = crc64(from);
-    next_crcs[at] = pieces[at].form == DeltaForm::kSame ? base_crcs[at] : crc64(to);
-    stored_crcs[at] = crc32c(pieces[at].bytes);
+    next_crcs[at] = made[at].form == DeltaForm::kSame ? base_crcs[at] : crc64(to);
+    stored_crcs[at] = crc32c(made[at].bytes);
     return {};
   };
-  PARAMWIRE_CHECK(for_each_piece(pieces.size(), threads, [] { return std::make_unique<delta::EncodeScratch>(); }, encode));
+  PARAMWIRE_CHECK(pieces::for_each<delta::EncodeScratch>(made.size(), threads, encode));
 
   std::vector<Row> rows;
   std::vector<std::byte> table;
   ByteWriter put(table);
   Header header;
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const delta::Piece& piece = pieces[i];
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    const delta::Piece& piece = made[i];
     rows.push_back({piece.form, static_cast<std::uint32_t>(piece.bytes.size()), stored_crcs[i]});
     put.put(static_cast<std::uint32_t>(rows.back().form));
     put.put(rows.back().stored_size);
@@ -325,7 +278,7 @@ Result<std::vector<std::byte>> encode_delta(DType dtype, std::span<const std::by
   out.reserve(static_cast<std::size_t>(kDeltaHeaderBytes + table.size() + header.payload_size));
   put_header(out, header);
   out.insert(out.end(), table.begin(), table.end());
-  for (delta::Piece& piece : pieces) {
+  for (delta::Piece& piece : made) {
     out.insert(out.end(), piece.bytes.begin(), piece.bytes.end());
     piece.bytes = {};
   }

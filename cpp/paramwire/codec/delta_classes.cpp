@@ -6,9 +6,9 @@ namespace paramwire::delta {
 
 Classes choose_classes(const Element& element, std::span<const std::byte> base, unsigned count_max) noexcept {
   if (element.exponent_mask == 0 || count_max < 2) return {};
-  // A sample of large pieces: 1 KiB of each 8 KiB, so that every row of most matrices has its share.
+  // A sample of large pieces: 1 KiB of each 4 KiB, so that every row of most matrices has its share.
   constexpr std::size_t kPartBytes = 1024, kLarge = 64 * kPartBytes;
-  const std::size_t every = base.size() < kLarge ? kPartBytes : 8 * kPartBytes;
+  const std::size_t every = base.size() < kLarge ? kPartBytes : 4 * kPartBytes;
   std::array<std::uint32_t, kExponents> counts{};
   std::size_t elements = 0;
   with_word(element.bytes, [&](auto kind) {

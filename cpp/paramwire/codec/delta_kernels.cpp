@@ -26,6 +26,17 @@ HWY_INLINE auto load_some(D d, const std::byte* raw) {
 #endif
 }
 
+template <class D, class V>
+HWY_INLINE void store_some(D d, V v, std::byte* raw) {
+#if HWY_TARGET == HWY_SCALAR
+  store<hn::TFromD<D>>(raw, 0, hn::GetLane(v));
+  static_cast<void>(d);
+#else
+  const hn::Repartition<std::uint8_t, D> bytes;
+  hn::StoreU(hn::BitCast(bytes, v), bytes, reinterpret_cast<std::uint8_t*>(raw));
+#endif
+}
+
 // Lanes of a mask as bits, at most 64.
 template <class D, class M>
 HWY_INLINE std::uint64_t bits_of(D d, M mask) {
@@ -156,9 +167,28 @@ HWY_INLINE std::uint64_t bit_of_rank(std::uint64_t bits, std::uint32_t rank) {
 #endif
 }
 
+template <class D, class V>
+HWY_INLINE V ordered_lanes(D d, V v) {
+  const hn::RebindToSigned<D> signed_d;
+  const auto negative = hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(signed_d, v)));
+  return hn::Xor(v, hn::And(negative, hn::Set(d, static_cast<hn::TFromD<D>>(hn::TFromD<D>(~hn::TFromD<D>{0}) >> 1))));
+}
+
+// out = base moved by steps, of which most may be 0. `out` is `base` or beside it.
 template <typename U>
-HWY_INLINE U moved(bool floating, U base, U step) {
-  return floating ? ordered<U>(after_step<U>(ordered<U>(base), step)) : after_step<U>(base, step);
+HWY_INLINE void move_some(bool floating, const std::byte* base, const U* steps, std::size_t count, std::byte* out) {
+  const hn::ScalableTag<U> d;
+  std::size_t i = 0;
+  for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
+    const auto from = load_some(d, base + i * sizeof(U)), step = hn::Load(d, steps + i);
+    const auto by = hn::Xor(hn::ShiftRight<1>(step), hn::Sub(hn::Zero(d), hn::And(step, hn::Set(d, U{1}))));
+    const auto to = floating ? ordered_lanes(d, hn::Add(ordered_lanes(d, from), by)) : hn::Add(from, by);
+    store_some(d, to, out + i * sizeof(U));
+  }
+  for (; i < count; ++i) {
+    const U from = load<U>(base, i);
+    store<U>(out, i, floating ? ordered<U>(after_step<U>(ordered<U>(from), steps[i])) : after_step<U>(from, steps[i]));
+  }
 }
 
 // Takes a word's elements of each class from what is left before the next change. returns: the classes that have less than that left, a bit each
@@ -180,7 +210,7 @@ constexpr std::size_t kBlockElements = 1024;
 template <typename U>
 ApplyFault apply_words(const Element& element, const Classes& classes, std::uint32_t dense, NumberReader& distances, NumberReader& steps,
                        const std::byte* base, std::size_t elements, std::byte* out) {
-  // Everything in the loop is a local: through a store to `out` the compiler would have to read all of it again.
+  // Locals of this function, which nothing else can write to.
   NumberReader distance = distances, step_of = steps;
   const bool floating = element.floating;
   const std::size_t class_count = classes.count;
@@ -190,21 +220,29 @@ ApplyFault apply_words(const Element& element, const Classes& classes, std::uint
   for (std::size_t c = 0; c < class_count; ++c) {
     if ((dense >> c & 1) == 0) left[c] = next_distance(c);
   }
+  // Of the words of a block: elements of each class, how many of classes that are not dense, and those of dense ones. All of them are found before any
+  // is used: a vector of what was just stored number by number would wait for it.
+  alignas(64) U moves[kBlockElements] = {};
   std::uint8_t block[kBlockElements];
+  std::uint64_t of_class[words_of(kBlockElements)][kClassesMax], dense_bits[words_of(kBlockElements)];
+  alignas(64) std::uint32_t sizes[words_of(kBlockElements)][kClassesMax] = {};
   for (std::size_t begin = 0; begin < elements; begin += kBlockElements) {
     const std::size_t count = std::min(kBlockElements, elements - begin);
     classes_of<U>(element, classes, base + begin * sizeof(U), count, block);
-    if (out != base) std::memcpy(out + begin * sizeof(U), base + begin * sizeof(U), count * sizeof(U));
-    for (std::size_t w = 0; w < count; w += kWordElements) {
-      const std::uint8_t* const here = block + w;
-      std::uint64_t changed = 0;
-      std::uint64_t behind[kClassesMax];  // elements of the class that are not passed yet
-      alignas(64) std::uint32_t sizes[kClassesMax] = {};
+    const std::size_t words_here = words_of(count);
+    for (std::size_t w = 0; w < words_here; ++w) {
+      dense_bits[w] = 0;
       for (std::size_t c = 0; c < class_count; ++c) {
-        behind[c] = bits_of_class(here, c);
-        if ((dense >> c & 1) != 0) changed |= behind[c];
-        else sizes[c] = count_of(behind[c]);
+        const std::uint64_t bits = bits_of_class(block + w * kWordElements, c);
+        if ((dense >> c & 1) != 0) dense_bits[w] |= bits;
+        else sizes[w][c] = count_of(bits);
+        of_class[w][c] = bits;
       }
+    }
+    for (std::size_t w = 0; w < words_here; ++w) {
+      const std::uint8_t* const here = block + w * kWordElements;
+      std::uint64_t* const behind = of_class[w];  // elements of each class that are not passed yet
+      std::uint64_t changed = dense_bits[w];
       // Goes to the next changed element of the class. One that is not in this word leaves the distance behind it. No branch could be guessed here.
       const auto pass = [&](std::size_t c, std::uint32_t unchanged) HWY_ATTR {
         const std::uint64_t next = bit_of_rank(behind[c], unchanged);
@@ -212,19 +250,20 @@ ApplyFault apply_words(const Element& element, const Classes& classes, std::uint
         left[c] = unchanged - count_of(behind[c]);
         behind[c] &= ~(next | (next - 1));
       };
-      for (std::uint32_t hit = pass_word(left, sizes); hit != 0; hit &= hit - 1) pass(lowest(hit), left[lowest(hit)] + sizes[lowest(hit)]);
-      while (changed != 0) {
-        const std::size_t i = lowest(changed), at = begin + w + i;
-        changed &= changed - 1;
+      for (std::uint32_t hit = pass_word(left, sizes[w]); hit != 0; hit &= hit - 1) pass(lowest(hit), left[lowest(hit)] + sizes[w][lowest(hit)]);
+      for (; changed != 0; changed &= changed - 1) {
+        const std::size_t i = lowest(changed), at = w * kWordElements + i;
         const std::size_t c = here[i];
         const std::uint64_t step = step_of.get(c);
-        if (step > static_cast<U>(~U{0})) return {ApplyFault::Kind::kStepTooLong, at, step};
-        store<U>(out, at, moved<U>(floating, load<U>(base, at), static_cast<U>(step)));
+        if (step > static_cast<U>(~U{0})) return {ApplyFault::Kind::kStepTooLong, begin + at, step};
+        moves[at] = static_cast<U>(step);
         if ((dense >> c & 1) != 0) continue;
-        if (step == 0) return {ApplyFault::Kind::kNoStep, at, 0};  // a table that ended gives zeros
+        if (step == 0) return {ApplyFault::Kind::kNoStep, begin + at, 0};  // a table that ended gives zeros
         pass(c, next_distance(c));
       }
     }
+    move_some<U>(floating, base + begin * sizeof(U), moves, count, out + begin * sizeof(U));
+    std::memset(moves, 0, sizeof moves);
   }
   distances = distance;
   steps = step_of;

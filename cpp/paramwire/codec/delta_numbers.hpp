@@ -30,7 +30,7 @@ class NumberReader {
   explicit NumberReader(const Streams& streams) : streams_(streams), bits_(streams.bits) {}
 
   // Sets `failed` when the class's table has no more.
-  std::uint64_t get(std::size_t c) noexcept {
+  [[gnu::always_inline]] std::uint64_t get(std::size_t c) noexcept {
     Streams::Table& table = streams_.tables[streams_.groups[c]];
     if (table.at == table.end) [[unlikely]] {
       failed = true;
