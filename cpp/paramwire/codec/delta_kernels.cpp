@@ -91,7 +91,7 @@ HWY_INLINE void classes_of(const Element& element, const Classes& classes, const
     const U exponent = std::min(static_cast<U>(static_cast<U>(load<U>(base, i) >> shift) & mask), top);
     target[i] = static_cast<std::uint8_t>(std::min(static_cast<U>(top - exponent), last));
   }
-  std::memset(target + elements, kNoClass, words_of(elements) * kWordElements - elements);
+  for (; i % kWordElements != 0; ++i) target[i] = kNoClass;
 }
 
 using ByteTag = hn::CappedTag<std::uint8_t, kWordElements>;
