@@ -3,6 +3,8 @@
 #include "paramwire/codec/delta_piece.hpp"
 #include "paramwire/codec/plane_kernels.hpp"
 
+#include <bit>
+
 namespace paramwire::delta {
 namespace {
 
@@ -29,6 +31,10 @@ const std::uint8_t* octets(std::span<const std::byte> bytes) noexcept { return r
 void split(const Element& element, DeltaForm form, std::span<const std::byte> base, std::span<const std::byte> next, EncodeScratch& scratch) {
   const std::size_t elements = base.size() / element.bytes;
   scratch.symbols.resize(base.size());
+  if (form == DeltaForm::kFull && element.bytes == 1 && element.floating) {  // planes::split() takes bytes as they are
+    std::transform(next.begin(), next.end(), scratch.symbols.begin(), [](std::byte b) { return std::rotl(static_cast<std::uint8_t>(b), 1); });
+    return;
+  }
   if (form == DeltaForm::kFull) return planes::split(octets(next), elements, element.bytes, element.floating, scratch.symbols.data(), elements);
   scratch.words.resize(base.size());
   with_word(element.bytes, [&, floating = element.floating, words = scratch.words.data()](auto kind) {
@@ -87,6 +93,10 @@ Status decode_planes(const Element& element, DeltaForm form, std::span<const std
   std::array<const std::uint8_t*, sizeof(std::uint64_t)> plane{};
   for (std::size_t p = 0; p < element.bytes; ++p) plane[p] = scratch.symbols.data() + p * elements;
   auto* const target = reinterpret_cast<std::uint8_t*>(out.data());
+  if (form == DeltaForm::kFull && element.bytes == 1 && element.floating) {
+    std::transform(scratch.symbols.begin(), scratch.symbols.end(), out.begin(), [](std::uint8_t b) { return std::byte{std::rotr(b, 1)}; });
+    return {};
+  }
   if (form == DeltaForm::kFull) {
     planes::merge(plane.data(), elements, element.bytes, element.floating, target);
     return {};
