@@ -129,12 +129,12 @@ py::object onebit_info_of(const py::object& delta) {
                                    info.delta_size, version_object(info.base_version), info.base_crc64, info.kLossy);
 }
 
-py::object apply_onebit_to(const py::object& delta, py::handle base, py::handle out, py::handle version, py::handle dtype) {
+py::object apply_onebit_to(const py::object& delta, py::handle base, py::handle out, py::handle version, py::handle dtype, unsigned threads) {
   const BytesView view(delta);
   const Block from = block_from("base", base, dtype);
   const ResultArray result(from, out);
   const auto held = held_version(version);
-  check(without_gil([&] { return apply_onebit(view.bytes(), from.dtype, from.bytes, held, result.bytes()); }));
+  check(without_gil([&] { return apply_onebit(view.bytes(), from.dtype, from.bytes, held, result.bytes(), threads); }));
   return result.object();
 }
 
@@ -150,7 +150,7 @@ void bind_delta(py::module_& module) {
              py::arg("scale") = "row");
   module.def("onebit_info", &onebit_info_of, py::arg("delta"));
   module.def("apply_onebit", &apply_onebit_to, py::arg("delta"), py::arg("base"), py::kw_only(), py::arg("out") = py::none(), py::arg("version") = py::none(),
-             py::arg("dtype") = py::none());
+             py::arg("dtype") = py::none(), py::arg("threads") = 1U);
 }
 
 }  // namespace paramwire::bindings

@@ -107,6 +107,7 @@ def apply_onebit(
     out: Any = None,
     version: tuple[int, int] | None = None,
     dtype: DTypeLike | str | None = None,
+    threads: int = 1,
 ) -> Any:
     """paramwire.delta.apply_onebit. Lossy"""
 

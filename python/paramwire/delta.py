@@ -104,10 +104,16 @@ def onebit_info(delta: Any) -> OnebitInfo:
 
 
 def apply_onebit(
-    delta: Any, base: Any, *, out: Any = None, version: tuple[int, int] | None = None, dtype: Any = None
+    delta: Any,
+    base: Any,
+    *,
+    out: Any = None,
+    version: tuple[int, int] | None = None,
+    dtype: Any = None,
+    threads: int = 1,
 ) -> Any:
     """LOSSY: base + scale * sign, rounded to nearest even, in a new array or in `out`, which may be `base` itself.
 
     errors: as `apply`; nothing is written after any of them
     """
-    return _core.apply_onebit(delta, base, out=out, version=version, dtype=dtype)
+    return _core.apply_onebit(delta, base, out=out, version=version, dtype=dtype, threads=threads)

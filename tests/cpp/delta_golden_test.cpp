@@ -78,7 +78,7 @@ TEST(DeltaGolden, EveryOneBitDeltaIsWrittenAndReadAsItStands) {
     ASSERT_TRUE(delta.ok()) << delta.error().message();
     EXPECT_TRUE(*delta == golden) << line["name"];
     Bytes out(base.size());
-    const auto done = apply_onebit(golden, dtype, base, version_of(line["version"]), out);
+    const auto done = apply_onebit(golden, dtype, base, version_of(line["version"]), out, 1);
     ASSERT_TRUE(done.ok()) << line["name"] << ": " << done.error().message();
     EXPECT_TRUE(out == unhex(line["result"])) << line["name"];
   }

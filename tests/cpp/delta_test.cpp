@@ -48,6 +48,14 @@ TEST(Delta, EveryDtypeFormAndSizeComesBackBitForBit) {
   }
 }
 
+TEST(Delta, FullPlanesOf8BitFloatsHaveTheSignLowest) {
+  // FORMAT.md, "Planes": rotated left by one bit, a constant stream of one byte behind header and row.
+  for (const DType dtype : {DType::kF8E4M3, DType::kF8E5M2, DType::kU8}) {
+    const Bytes delta = encoded(dtype, Bytes(3), Bytes(3, std::byte{0xc1}), {DeltaForm::kFull});
+    EXPECT_EQ(delta.back(), dtype == DType::kU8 ? std::byte{0xc1} : std::byte{0x83}) << dtype_name(dtype);
+  }
+}
+
 TEST(Delta, EveryPatternOfA16BitFloatIsKept) {
   // Base and result go through all 65,536 patterns: NaNs with payloads, infinities, subnormals, both zeros.
   for (const DType dtype : {DType::kF16, DType::kBF16}) {

@@ -61,10 +61,10 @@ Bytes encoded(DType dtype, const Shape& shape, const Bytes& base, const Bytes& t
 }
 Bytes applied(const Bytes& delta, DType dtype, const Bytes& base) {
   Bytes out(base.size(), std::byte{0xa5});
-  const auto beside = apply_onebit(delta, dtype, base, kBase, out);
+  const auto beside = apply_onebit(delta, dtype, base, kBase, out, 1);
   EXPECT_TRUE(beside.ok()) << beside.error().message();
   Bytes block = base;
-  EXPECT_TRUE(apply_onebit(delta, dtype, block, std::nullopt, block).ok());
+  EXPECT_TRUE(apply_onebit(delta, dtype, block, std::nullopt, block, 1).ok());
   EXPECT_TRUE(block == out) << "in place is not what comes out beside";
   return out;
 }
@@ -93,6 +93,33 @@ TEST(Onebit, TheScaleIsTheOneOfLeastSquares) {
       for (int i = 0; i <= 4000; ++i) EXPECT_LE(error(scale), error(0.01 * i / 4000) * (1 + 1e-12));
       EXPECT_LT(error(scale), error(scale * 1.001));
       EXPECT_LT(error(scale), error(scale * 0.999));
+    }
+  }
+}
+
+TEST(Onebit, AnyNumberOfThreadsMakesTheSame) {
+  // Long rows in parts, short rows several at once, and ends of both.
+  for (const auto& [rows, columns] : {std::pair(1U, 700001U), std::pair(3U, 262145U), std::pair(5U, 262144U), std::pair(70001U, 9U)}) {
+    const std::size_t count = std::size_t{rows} * columns;
+    const auto before = weights(count, 0.04, rows);
+    const Bytes base = stored(DType::kBF16, before), tuned = stored(DType::kBF16, sum(before, weights(count, 0.01, columns)));
+    for (const auto kind : {OnebitScale::kMatrix, OnebitScale::kRow}) {
+      const Bytes delta = encoded(DType::kBF16, Shape{rows, columns}, base, tuned, kind);
+      const Bytes want = applied(delta, DType::kBF16, base);
+      for (const unsigned threads : {0U, 2U, 3U, 9U}) {
+        Bytes out(base.size()), block = base;
+        ASSERT_TRUE(apply_onebit(delta, DType::kBF16, base, kBase, out, threads).ok());
+        ASSERT_TRUE(apply_onebit(delta, DType::kBF16, block, kBase, block, threads).ok());
+        EXPECT_TRUE(out == want && block == want) << rows << " x " << columns << ", " << threads << " threads";
+      }
+      // A part that was not the row's or the sign's would have another result than element by element.
+      const auto from = loaded(DType::kBF16, base), to = loaded(DType::kBF16, tuned);
+      std::vector<float> each;
+      for (std::size_t i = 0; i < count; ++i) {
+        const float scale = scale_at(delta, kind == OnebitScale::kRow && rows > 1 ? i / columns : 0);
+        each.push_back(from[i] + (to[i] > from[i] ? scale : -scale));
+      }
+      EXPECT_TRUE(stored(DType::kBF16, each) == want);
     }
   }
 }
@@ -215,15 +242,15 @@ TEST(Onebit, IsRefusedOnAnotherBaseAndWritesNothing) {
   other[50] ^= std::byte{1};
   Bytes out(400, std::byte{0x5a});
   const Bytes untouched = out;
-  EXPECT_EQ(apply_onebit(delta, DType::kF32, other, kBase, out).error().code(), Code::kStale);
-  EXPECT_EQ(apply_onebit(delta, DType::kF32, base, Version{2, 8}, out).error().code(), Code::kStale);
-  EXPECT_EQ(apply_onebit(delta, DType::kBF16, base, kBase, out).error().code(), Code::kInvalid);
-  EXPECT_EQ(apply_onebit(delta, DType::kF32, std::span(base).first(396), kBase, std::span(out).first(396)).error().code(), Code::kInvalid);
-  EXPECT_EQ(apply_onebit(delta, DType::kF32, base, kBase, std::span(out).first(396)).error().code(), Code::kInvalid);
+  EXPECT_EQ(apply_onebit(delta, DType::kF32, other, kBase, out, 1).error().code(), Code::kStale);
+  EXPECT_EQ(apply_onebit(delta, DType::kF32, base, Version{2, 8}, out, 1).error().code(), Code::kStale);
+  EXPECT_EQ(apply_onebit(delta, DType::kBF16, base, kBase, out, 1).error().code(), Code::kInvalid);
+  EXPECT_EQ(apply_onebit(delta, DType::kF32, std::span(base).first(396), kBase, std::span(out).first(396), 1).error().code(), Code::kInvalid);
+  EXPECT_EQ(apply_onebit(delta, DType::kF32, base, kBase, std::span(out).first(396), 1).error().code(), Code::kInvalid);
   EXPECT_TRUE(out == untouched);
   Bytes block = base;
-  ASSERT_TRUE(apply_onebit(delta, DType::kF32, block, kBase, block).ok());
-  EXPECT_EQ(apply_onebit(delta, DType::kF32, block, std::nullopt, block).error().code(), Code::kStale) << "twice would go twice as far";
+  ASSERT_TRUE(apply_onebit(delta, DType::kF32, block, kBase, block, 1).ok());
+  EXPECT_EQ(apply_onebit(delta, DType::kF32, block, std::nullopt, block, 1).error().code(), Code::kStale) << "twice would go twice as far";
   // What can't be encoded.
   EXPECT_EQ(encode_onebit(DType::kF64, Shape{1}, Bytes(8), kBase, Bytes(8), OnebitScale::kMatrix).error().code(), Code::kInvalid);
   EXPECT_EQ(encode_onebit(DType::kF32, Shape{2}, Bytes(8), kBase, Bytes(4), OnebitScale::kMatrix).error().code(), Code::kInvalid);
@@ -239,7 +266,7 @@ TEST(Onebit, EveryFlippedBitAndEveryCutIsFound) {
       Bytes damaged = delta;
       damaged[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
       Bytes block = base;
-      const auto done = apply_onebit(damaged, dtype, block, kBase, block);
+      const auto done = apply_onebit(damaged, dtype, block, kBase, block, 1);
       ASSERT_FALSE(done.ok()) << "bit " << bit;
       ASSERT_EQ(done.error().code(), Code::kCorrupt) << "bit " << bit << ": " << done.error().message();
       ASSERT_TRUE(block == base);

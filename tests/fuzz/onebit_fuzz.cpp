@@ -21,7 +21,7 @@ void as_delta(std::span<const std::byte> input) {
   require(info->rows * info->columns <= 8 * input.size(), "what is declared is there");
   std::vector<std::byte> base(static_cast<std::size_t>(info->rows * info->columns * dtype_bits(info->dtype) / 8));
   const auto before = base;
-  require(apply_onebit(input, info->dtype, base, std::nullopt, base).ok() || base == before, "a block is its base after an error");
+  require(apply_onebit(input, info->dtype, base, std::nullopt, base, 1).ok() || base == before, "a block is its base after an error");
 }
 
 // dtype and scale | rows | columns | scales and signs
@@ -49,7 +49,7 @@ void as_payload(std::span<const std::byte> input) {
   put.bytes(payload);
   const auto before = base;
   const bool read = read_onebit(delta).ok();
-  const bool done = apply_onebit(delta, dtype, base, kVersion, base).ok();
+  const bool done = apply_onebit(delta, dtype, base, kVersion, base, 1).ok();
   require(read == done, "what is whole can be applied to its base, and nothing else");
   require(done || base == before, "a block is its base after an error");
 }
@@ -66,7 +66,7 @@ void as_weights(std::span<const std::byte> input) {
   const auto delta = encode_onebit(dtype, Shape{rows, columns}, base, kVersion, tuned, scale);
   if (!delta.ok()) return require(delta.error().code() == Code::kInvalid, "only values that are not finite are refused");
   std::vector<std::byte> out(size);
-  require(apply_onebit(*delta, dtype, base, kVersion, out).ok(), "what is encoded can be applied");
+  require(apply_onebit(*delta, dtype, base, kVersion, out, 1).ok(), "what is encoded can be applied");
 }
 
 }  // namespace

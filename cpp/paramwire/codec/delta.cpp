@@ -3,16 +3,12 @@
 #include "paramwire/base/bytes.hpp"
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/text.hpp"
-#include "paramwire/base/thread.hpp"
 #include "paramwire/codec/delta_piece.hpp"
+#include "paramwire/codec/pieces.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <functional>
-#include <memory>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 namespace paramwire {
@@ -28,6 +24,10 @@ constexpr std::uint64_t kRowBytes = 12;
 constexpr std::uint64_t kRawMax = std::uint64_t{1} << 56;
 
 constexpr std::uint64_t piece_count(std::uint64_t raw_size) noexcept { return (raw_size + kDeltaPieceBytes - 1) / kDeltaPieceBytes; }
+
+// Blocks up to this are applied in place by way of a copy of the result, larger ones are decoded twice. With what a thread needs anyway (4 MiB) it's
+// within kDeltaScratchBytes.
+constexpr std::uint64_t kKeptBytes = 8 * kDeltaPieceBytes;
 
 struct Header {
   DeltaInfo info;
@@ -48,42 +48,6 @@ template <typename Byte>
 std::span<Byte> piece_of(std::span<Byte> raw, std::uint64_t index) {
   const std::uint64_t begin = index * kDeltaPieceBytes;
   return raw.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(std::min<std::uint64_t>(kDeltaPieceBytes, raw.size() - begin)));
-}
-
-// Runs work(index) for every index below `count`, in `threads` threads with this one, until one fails. `make` makes what a thread works with.
-// returns: the error of the lowest index that failed among those that were tried
-template <typename Make, typename Work>
-Status for_each_piece(std::uint64_t count, unsigned threads, const Make& make, const Work& work) {
-  std::atomic<std::uint64_t> next{0};  // relaxed: only hands out numbers; the joins below order everything else
-  std::atomic<bool> failed{false};     // relaxed: ends the others early, nothing depends on when they see it
-  std::mutex mutex;
-  std::uint64_t failed_index = UINT64_MAX;
-  Status first;
-  const auto run = [&] {
-    auto scratch = make();
-    while (!failed.load(std::memory_order_relaxed)) {
-      const std::uint64_t index = next.fetch_add(1, std::memory_order_relaxed);
-      if (index >= count) return;
-      Status status = work(index, *scratch);
-      if (status.ok()) continue;
-      failed.store(true, std::memory_order_relaxed);
-      const std::lock_guard lock(mutex);
-      if (index < failed_index) {
-        failed_index = index;
-        first = std::move(status);
-      }
-    }
-  };
-  std::vector<std::thread> helpers;
-  const std::uint64_t wanted = std::min<std::uint64_t>(std::max(threads, 1U), count);
-  while (helpers.size() + 1 < wanted) {
-    auto thread = start_thread("pw-delta", run);
-    if (!thread.ok()) break;  // those that are there do it all
-    helpers.push_back(std::move(thread).value());
-  }
-  run();
-  for (std::thread& helper : helpers) helper.join();
-  return first;
 }
 
 void put_header(std::vector<std::byte>& out, const Header& header) {
@@ -140,6 +104,10 @@ struct Parsed {
   Header header;
   std::vector<Row> rows;                 // empty when nothing changed
   std::vector<std::uint64_t> offsets;    // of each piece in the delta
+
+  std::span<const std::byte> stored(std::span<const std::byte> delta, std::size_t piece) const {
+    return delta.subspan(static_cast<std::size_t>(offsets[piece]), rows[piece].stored_size);
+  }
 };
 
 DeltaForm form_of(std::span<const Row> rows) noexcept {
@@ -187,13 +155,32 @@ Result<Parsed> parse(std::span<const std::byte> delta) {
   return parsed;
 }
 
-Status check_payload(std::span<const std::byte> delta, const Parsed& parsed) {
-  for (std::size_t i = 0; i < parsed.rows.size(); ++i) {
+// What all threads together found out before anything is written.
+struct Checked {
+  std::uint64_t base_crc64 = 0;
+  Status payload;  // kCorrupt: the stored bytes of a piece are damaged
+};
+
+std::uint64_t join_pieces(std::span<const std::uint64_t> crcs, std::uint64_t raw_size) noexcept { return pieces::join_crcs(crcs, kDeltaPieceBytes, raw_size); }
+
+Checked check_all(std::span<const std::byte> delta, const Parsed& parsed, std::span<const std::byte> base, unsigned threads) {
+  Checked checked;
+  std::vector<std::uint64_t> crcs(static_cast<std::size_t>(piece_count(base.size())));
+  std::vector<std::uint32_t> stored_crcs(parsed.rows.size());
+  const auto check = [&](std::uint64_t index, const pieces::Nothing&) -> Status {
+    const auto at = static_cast<std::size_t>(index);
+    crcs[at] = crc64(piece_of(base, index));
+    if (at < stored_crcs.size()) stored_crcs[at] = crc32c(parsed.stored(delta, at));
+    return {};
+  };
+  checked.payload = pieces::for_each<pieces::Nothing>(crcs.size(), threads, check);
+  checked.base_crc64 = join_pieces(crcs, base.size());
+  for (std::size_t i = 0; i < stored_crcs.size() && checked.payload.ok(); ++i) {
     const Row& row = parsed.rows[i];
-    const std::uint32_t crc = crc32c(delta.subspan(static_cast<std::size_t>(parsed.offsets[i]), row.stored_size));
-    if (crc != row.crc32c) return corrupt(cat("piece ", i, " of ", parsed.rows.size(), ": CRC-32C of its ", row.stored_size, " bytes is ", crc, ", not ", row.crc32c));
+    if (stored_crcs[i] == row.crc32c) continue;
+    checked.payload = corrupt(cat("piece ", i, " of ", parsed.rows.size(), ": CRC-32C of its ", row.stored_size, " bytes is ", stored_crcs[i], ", not ", row.crc32c));
   }
-  return {};
+  return checked;
 }
 
 bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
@@ -222,17 +209,14 @@ Result<std::uint64_t> decode_all(std::span<const std::byte> delta, const Parsed&
     } else {
       to = piece_of(out, index);
     }
-    const auto stored = delta.subspan(static_cast<std::size_t>(parsed.offsets[at]), row.stored_size);
-    if (const auto status = delta::decode_piece(element, row.form, stored, from, to, scratch.decode); !status.ok()) {
+    if (const auto status = delta::decode_piece(element, row.form, parsed.stored(delta, at), from, to, scratch.decode); !status.ok()) {
       return corrupt(cat("piece ", index, " of ", parsed.rows.size(), " (", delta_form_name(row.form), "): ", status.error().message()));
     }
     crcs[at] = crc64(to);
     return {};
   };
-  PARAMWIRE_CHECK(for_each_piece(parsed.rows.size(), threads, [] { return std::make_unique<Scratch>(); }, decode));
-  std::uint64_t crc = 0;
-  for (std::size_t i = 0; i < crcs.size(); ++i) crc = i == 0 ? crcs[0] : crc64_join(crc, crcs[i], piece_of(base, i).size());
-  return crc;
+  PARAMWIRE_CHECK(pieces::for_each<Scratch>(parsed.rows.size(), threads, decode));
+  return join_pieces(crcs, base.size());
 }
 
 }  // namespace
@@ -256,19 +240,28 @@ Result<std::vector<std::byte>> encode_delta(DType dtype, std::span<const std::by
   if (tuning.classes < 1 || tuning.classes > delta::kClassesMax || (tuning.only && (*tuning.only == DeltaForm::kSame || *tuning.only >= DeltaForm::kMixed))) {
     return Error(Code::kInvalid, cat("delta: tuning asks for ", tuning.classes, " classes (1 to ", delta::kClassesMax, " are possible), or a form that is none"));
   }
-  std::vector<delta::Piece> pieces(static_cast<std::size_t>(piece_count(base.size())));
+  std::vector<delta::Piece> made(static_cast<std::size_t>(piece_count(base.size())));
+  std::vector<std::uint64_t> base_crcs(made.size()), next_crcs(made.size());
+  std::vector<std::uint32_t> stored_crcs(made.size());
   const auto encode = [&](std::uint64_t index, delta::EncodeScratch& scratch) -> Status {
-    pieces[static_cast<std::size_t>(index)] = delta::encode_piece(element, piece_of(base, index), piece_of(next, index), tuning, scratch);
+    const auto at = static_cast<std::size_t>(index);
+    const auto from = piece_of(base, index), to = piece_of(next, index);
+    made[at] = delta::encode_piece(element, from, to, tuning, scratch);
+    // While they are in cache.
+    base_crcs[at] = crc64(from);
+    next_crcs[at] = made[at].form == DeltaForm::kSame ? base_crcs[at] : crc64(to);
+    stored_crcs[at] = crc32c(made[at].bytes);
     return {};
   };
-  PARAMWIRE_CHECK(for_each_piece(pieces.size(), threads, [] { return std::make_unique<delta::EncodeScratch>(); }, encode));
+  PARAMWIRE_CHECK(pieces::for_each<delta::EncodeScratch>(made.size(), threads, encode));
 
   std::vector<Row> rows;
   std::vector<std::byte> table;
   ByteWriter put(table);
   Header header;
-  for (const delta::Piece& piece : pieces) {
-    rows.push_back({piece.form, static_cast<std::uint32_t>(piece.bytes.size()), crc32c(piece.bytes)});
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    const delta::Piece& piece = made[i];
+    rows.push_back({piece.form, static_cast<std::uint32_t>(piece.bytes.size()), stored_crcs[i]});
     put.put(static_cast<std::uint32_t>(rows.back().form));
     put.put(rows.back().stored_size);
     put.put(rows.back().crc32c);
@@ -279,14 +272,14 @@ Result<std::vector<std::byte>> encode_delta(DType dtype, std::span<const std::by
   header.info.dtype = dtype;
   header.info.raw_size = base.size();
   header.info.base_version = base_is.version;
-  header.info.base_crc64 = crc64(base);
-  header.info.result_crc64 = header.info.form == DeltaForm::kSame ? header.info.base_crc64 : crc64(next);
+  header.info.base_crc64 = join_pieces(base_crcs, base.size());
+  header.info.result_crc64 = join_pieces(next_crcs, next.size());
   header.table_crc = crc32c(table);
   std::vector<std::byte> out;
   out.reserve(static_cast<std::size_t>(kDeltaHeaderBytes + table.size() + header.payload_size));
   put_header(out, header);
   out.insert(out.end(), table.begin(), table.end());
-  for (delta::Piece& piece : pieces) {
+  for (delta::Piece& piece : made) {
     out.insert(out.end(), piece.bytes.begin(), piece.bytes.end());
     piece.bytes = {};
   }
@@ -309,7 +302,8 @@ Result<DeltaApplied> apply_delta(std::span<const std::byte> delta, DType dtype, 
   if (out.size() != base.size() || (!in_place && overlap(base, out)) || overlap(delta, out)) {
     return Error(Code::kInvalid, cat("delta: the target has ", out.size(), " bytes for ", base.size(), ", or overlaps base or delta in part"));
   }
-  const std::uint64_t base_crc = crc64(base);
+  const Checked checked = check_all(delta, parsed, base, threads);
+  const std::uint64_t base_crc = checked.base_crc64;
   if (base_crc == info.result_crc64) {
     if (!in_place && !base.empty()) std::memcpy(out.data(), base.data(), base.size());
     return DeltaApplied{false};
@@ -321,15 +315,21 @@ Result<DeltaApplied> apply_delta(std::span<const std::byte> delta, DType dtype, 
     return Error(Code::kStale, cat("delta: from a base (version ", info.base_version, ") with CRC-64 ", hex64(info.base_crc64), "; that of the block held is ",
                                    hex64(base_crc), ". Fetch it in full"));
   }
-  PARAMWIRE_CHECK(check_payload(delta, parsed));
-  // In place, the first time only to see that the result is right: until then the base is all there is.
-  for (const bool prove : {true, false}) {
-    if (prove && !in_place) continue;
-    PARAMWIRE_TRY(crc, decode_all(delta, parsed, base, prove ? std::span<std::byte>() : out, threads));
-    if (crc != info.result_crc64) {
-      return corrupt(cat("the CRC-64 of what it makes of version ", info.base_version, " is ", hex64(crc), ", not ", hex64(info.result_crc64)));
-    }
+  PARAMWIRE_CHECK(checked.payload);
+  const auto decode = [&](std::span<std::byte> target) -> Status {
+    PARAMWIRE_TRY(crc, decode_all(delta, parsed, base, target, threads));
+    if (crc == info.result_crc64) return {};
+    return corrupt(cat("the CRC-64 of what it makes of version ", info.base_version, " is ", hex64(crc), ", not ", hex64(info.result_crc64)));
+  };
+  if (in_place && base.size() <= kKeptBytes) {
+    std::vector<std::byte> result(base.size());
+    PARAMWIRE_CHECK(decode(result));
+    std::copy(result.begin(), result.end(), out.begin());
+    return DeltaApplied{true};
   }
+  // In place, the first time only to see that the result is right: until then the base is all there is.
+  if (in_place) PARAMWIRE_CHECK(decode({}));
+  PARAMWIRE_CHECK(decode(out));
   return DeltaApplied{true};
 }
 

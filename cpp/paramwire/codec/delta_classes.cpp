@@ -6,12 +6,19 @@ namespace paramwire::delta {
 
 Classes choose_classes(const Element& element, std::span<const std::byte> base, unsigned count_max) noexcept {
   if (element.exponent_mask == 0 || count_max < 2) return {};
+  // A sample of large pieces: 1 KiB of each 4 KiB, so that every row of most matrices has its share.
+  constexpr std::size_t kPartBytes = 1024, kLarge = 64 * kPartBytes;
+  const std::size_t every = base.size() < kLarge ? kPartBytes : 4 * kPartBytes;
   std::array<std::uint32_t, kExponents> counts{};
-  const std::size_t elements = base.size() / element.bytes;
+  std::size_t elements = 0;
   with_word(element.bytes, [&](auto kind) {
     using U = decltype(kind);
     const std::uint32_t shift = element.exponent_shift % (8 * sizeof(U)), mask = element.exponent_mask;
-    for (std::size_t i = 0; i < elements; ++i) ++counts[static_cast<std::uint32_t>(load<U>(base.data(), i) >> shift) & mask];
+    for (std::size_t begin = 0; begin < base.size(); begin += every) {
+      const auto part = base.subspan(begin, std::min(kPartBytes, base.size() - begin));
+      for (std::size_t i = 0; i < part.size() / sizeof(U); ++i) ++counts[static_cast<std::uint32_t>(load<U>(part.data(), i) >> shift) & mask];
+      elements += part.size() / sizeof(U);
+    }
   });
   // A class costs 1 byte and a distance or two: 1/256 of the elements of a piece above, 1/1024 below are worth that, and hardly less.
   std::uint32_t top = element.exponent_mask, bottom = 0;

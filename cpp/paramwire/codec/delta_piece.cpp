@@ -1,6 +1,7 @@
 #include "paramwire/codec/delta_piece.hpp"
 
 #include "paramwire/base/text.hpp"
+#include "paramwire/codec/delta_kernels.hpp"
 
 namespace paramwire::delta {
 
@@ -20,13 +21,16 @@ Element element_of(DType dtype) noexcept {
 
 namespace {
 
-std::size_t count_changed(const Element& element, std::span<const std::byte> base, std::span<const std::byte> next) {
-  return with_word(element.bytes, [&](auto word) {
-    using U = decltype(word);
-    std::size_t changed = 0;
-    for (std::size_t i = 0; i < base.size() / sizeof(U); ++i) changed += load<U>(base.data(), i) != load<U>(next.data(), i) ? 1U : 0U;
-    return changed;
-  });
+// Whether planes could take fewer bytes than a sparse piece of `sparse_size`, before any is looked at.
+bool planes_can_be_smaller(const Element& element, std::span<const std::byte> next, std::size_t changed, std::size_t sparse_size) noexcept {
+  const std::size_t elements = next.size() / element.bytes;
+  // With one element in sixteen changed or fewer, a sparse piece is smaller whatever the steps are (0.34 bits of place and 8 of step a byte,
+  // times a sixteenth).
+  if (changed <= elements / 16) return false;
+  // A plane takes a bit a byte at least, unless all its bytes are the same. Not all planes can be so where some elements changed and others did not (xor,
+  // steps), or the result has two different elements (full).
+  const bool all_same = changed == elements || std::memcmp(next.data(), next.data() + element.bytes, next.size() - element.bytes) == 0;
+  return all_same || sparse_size > elements / 8;
 }
 
 }  // namespace
@@ -34,18 +38,16 @@ std::size_t count_changed(const Element& element, std::span<const std::byte> bas
 Piece encode_piece(const Element& element, std::span<const std::byte> base, std::span<const std::byte> next, const DeltaTuning& tuning,
                    EncodeScratch& scratch) {
   Piece piece;
-  if (std::memcmp(base.data(), next.data(), base.size()) == 0) return piece;
   const std::size_t elements = base.size() / element.bytes;
-  const std::size_t changed = count_changed(element, base, next);
+  scratch.changed.resize(words_of(elements));
+  const std::size_t changed = find_changes(element, base, next, scratch.changed.data());
+  if (changed == 0) return piece;
   constexpr DeltaForm kPlanes[] = {DeltaForm::kSteps, DeltaForm::kXor, DeltaForm::kFull};
   if (!tuning.only || *tuning.only == DeltaForm::kSparse) {
     piece.form = DeltaForm::kSparse;
     encode_sparse(element, base, next, changed, tuning.classes, piece.bytes, scratch);
   }
-  // Planes take a bit at least for a byte that differs somewhere, an eighth of the bytes in all: with one element in sixteen changed or
-  // fewer, they lose to a sparse piece whatever the steps are (0.34 bits of place and 8 of step a byte, times a sixteenth).
-  const bool worth_planes = tuning.only ? *tuning.only != DeltaForm::kSparse : changed > elements / 16;
-  if (worth_planes) {
+  if (tuning.only ? *tuning.only != DeltaForm::kSparse : planes_can_be_smaller(element, next, changed, piece.bytes.size())) {
     double least = piece.form == DeltaForm::kSame ? 0 : static_cast<double>(piece.bytes.size());
     DeltaForm best = piece.form;
     for (const DeltaForm form : kPlanes) {

@@ -89,9 +89,12 @@ auto with_word(std::uint32_t bytes, Body&& body) {
 
 // What a thread works with; kept from piece to piece.
 struct EncodeScratch {
-  std::vector<std::byte> steps;         // words, one an element
-  std::vector<std::uint8_t> classes;    // one an element
+  std::vector<std::uint64_t> changed;    // a bit an element (delta_kernels.hpp)
+  std::vector<std::uint64_t> with_step;  // the same, of those that a sparse piece has a step for
+  std::vector<std::byte> steps;          // words, one a changed element
+  std::vector<std::uint8_t> classes;     // one an element
   std::vector<std::uint32_t> distances;  // elements of a class between changed ones
+  std::vector<std::byte> words;          // one an element, before they are split into planes
   std::vector<std::uint8_t> symbols;
   std::vector<std::uint8_t> more_symbols;
   std::vector<std::byte> some_base, some_next;  // samples
@@ -126,7 +129,7 @@ void encode_planes(const Element& element, DeltaForm form, std::span<const std::
 Status decode_planes(const Element& element, DeltaForm form, std::span<const std::byte> stored, std::span<const std::byte> base,
                      std::span<std::byte> out, DecodeScratch& scratch);
 
-// kSparse. `changed` elements of the piece are.
+// kSparse. `changed` elements of the piece are, and scratch.changed says which (find_changes()).
 void encode_sparse(const Element& element, std::span<const std::byte> base, std::span<const std::byte> next, std::size_t changed, unsigned classes_max,
                    std::vector<std::byte>& out, EncodeScratch& scratch);
 Status decode_sparse(const Element& element, std::span<const std::byte> stored, std::span<const std::byte> base, std::span<std::byte> out,

@@ -1,9 +1,9 @@
 // Sparse pieces: where the changed elements are, as distances from one to the next of the same class, and the steps that they took.
 #include "paramwire/base/text.hpp"
-#include "paramwire/codec/delta_classes.hpp"
-#include "paramwire/codec/delta_piece.hpp"
+#include "paramwire/codec/delta_kernels.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace paramwire::delta {
@@ -14,71 +14,61 @@ constexpr std::uint8_t kDense = 1;      // every element has a step
 constexpr std::uint8_t kNewDistances = 2;  // it and those that follow have their own code table for distances
 constexpr std::uint8_t kNewSteps = 4;      // and for steps
 
+// Bit c: class c is dense.
+std::uint32_t dense_bits(const std::array<bool, kClassesMax>& dense) noexcept {
+  std::uint32_t bits = 0;
+  for (std::size_t c = 0; c < kClassesMax; ++c) bits |= static_cast<std::uint32_t>(dense[c]) << c;
+  return bits;
+}
+
 // With fewer changes, what classes cost may be more than what they save: both are tried.
 constexpr std::size_t kSurelyByClass = 1024;
 
-// Classes of `count` elements: a loop of its own, without a table, so that the compiler can make vectors of it.
-template <typename U>
-void class_block(const Element& element, const Classes& classes, const std::byte* base, std::size_t count, std::uint8_t* target) noexcept {
-  const auto shift = element.exponent_shift % (8 * sizeof(U));
-  const auto mask = static_cast<U>(element.exponent_mask), top = static_cast<U>(classes.top), last = static_cast<U>(classes.count - 1);
-  for (std::size_t i = 0; i < count; ++i) {
-    const U exponent = std::min(static_cast<U>(static_cast<U>(load<U>(base, i) >> shift) & mask), top);
-    target[i] = static_cast<std::uint8_t>(std::min(static_cast<U>(top - exponent), last));
-  }
-}
-
 // ---------------------------------------------------------------- encoding
 
-template <typename U>
-void fill_steps(const Element& element, std::span<const std::byte> base, std::span<const std::byte> next, EncodeScratch& scratch) {
-  scratch.steps.resize(base.size());
-  const std::size_t elements = base.size() / sizeof(U);
-  if (element.floating) {
-    for (std::size_t i = 0; i < elements; ++i) {
-      store<U>(scratch.steps.data(), i, step_between<U>(ordered(load<U>(base.data(), i)), ordered(load<U>(next.data(), i))));
-    }
-  } else {
-    for (std::size_t i = 0; i < elements; ++i) store<U>(scratch.steps.data(), i, step_between<U>(load<U>(base.data(), i), load<U>(next.data(), i)));
+// Runs body(i) for every set bit i of `words`, from the lowest on.
+template <typename Body>
+void for_each_set(std::span<const std::uint64_t> words, Body&& body) {
+  for (std::size_t w = 0; w < words.size(); ++w) {
+    for (std::uint64_t rest = words[w]; rest != 0; rest &= rest - 1) body(w * kWordElements + static_cast<std::size_t>(std::countr_zero(rest)));
   }
 }
 
-// Fills scratch.classes and scratch.distances: those before the first change of each class, then that after each changed element, in
-// order. Counts all of them.
+// Fills scratch.steps with those of the changed elements, in order.
+template <typename U>
+void fill_steps(const Element& element, std::span<const std::byte> base, std::span<const std::byte> next, std::size_t changed, EncodeScratch& scratch) {
+  scratch.steps.resize(changed * sizeof(U));
+  std::size_t k = 0;
+  for_each_set(scratch.changed, [&, floating = element.floating, steps = scratch.steps.data()](std::size_t i) {
+    const U from = load<U>(base.data(), i), to = load<U>(next.data(), i);
+    store<U>(steps, k++, floating ? step_between<U>(ordered(from), ordered(to)) : step_between<U>(from, to));
+  });
+}
+
+// Fills scratch.classes and scratch.distances (those before the first change of each class, then that behind each changed element, in order), and
+// counts all of them.
 template <typename U>
 void take_census(const Element& element, const Classes& classes, std::span<const std::byte> base, std::size_t changed, EncodeScratch& scratch,
                  Census& census) {
-  const std::size_t elements = base.size() / sizeof(U);
-  scratch.classes.resize(elements);
-  class_block<U>(element, classes, base.data(), elements, scratch.classes.data());
-  huffman::Counts in_class{};
-  huffman::histogram(scratch.classes.data(), elements, in_class);
+  scratch.classes.resize(scratch.changed.size() * kWordElements);
   scratch.distances.resize(classes.count + changed);
   census = {};
-  std::copy_n(in_class.begin(), kClassesMax, census.elements.begin());
-  std::array<std::uint32_t, kClassesMax> run{}, slot{};
-  for (std::uint32_t c = 0; c < classes.count; ++c) slot[c] = c;
-  std::uint32_t slots = classes.count;
-  const auto end_run = [&](std::size_t c) {
-    scratch.distances[slot[c]] = run[c];
-    const symbols::Symbol symbol = symbols::symbol_of(run[c]);
+  find_classes(element, classes, base, scratch.classes.data());
+  measure_distances(scratch.classes.data(), scratch.changed.data(), base.size() / sizeof(U), classes.count, scratch.distances.data(), census.elements);
+  const auto count_distance = [&](std::size_t c, std::uint32_t distance) {
+    const symbols::Symbol symbol = symbols::symbol_of(distance);
     ++census.distances[c][symbol.symbol];
     census.distance_bits[c] += symbol.extra;
   };
-  for (std::size_t i = 0; i < elements; ++i) {
+  const std::uint32_t* distance = scratch.distances.data();
+  for (std::size_t c = 0; c < classes.count; ++c) count_distance(c, *distance++);
+  std::size_t k = 0;
+  for_each_set(scratch.changed, [&](std::size_t i) {
     const std::uint8_t c = scratch.classes[i];
-    const U step = load<U>(scratch.steps.data(), i);
-    if (step == 0) {
-      ++run[c];
-      continue;
-    }
-    ++census.steps[c][symbols::symbol_of(step).symbol];
+    ++census.steps[c][symbols::symbol_of(load<U>(scratch.steps.data(), k++)).symbol];
     ++census.changed[c];
-    end_run(c);
-    run[c] = 0;
-    slot[c] = slots++;
-  }
-  for (std::uint32_t c = 0; c < classes.count; ++c) end_run(c);
+    count_distance(c, *distance++);
+  });
 }
 
 // Makes classes dense where that is smaller. returns: estimated bytes, and which classes share tables
@@ -119,7 +109,7 @@ class SymbolWriter {
   void put(std::uint8_t table, std::uint64_t number) {
     const symbols::Symbol symbol = symbols::symbol_of(number);
     buffer_[at_[table]++] = symbol.symbol;
-    if (symbol.extra > 0) bits_.put(number & ((std::uint64_t{1} << symbol.extra) - 1), symbol.extra);
+    bits_.put(number & ((std::uint64_t{1} << symbol.extra) - 1), symbol.extra);
   }
   void finish_tables(std::vector<std::byte>& out, huffman::EncodeTable& table) {
     for (unsigned t = 0; t < tables_; ++t) {
@@ -157,19 +147,25 @@ void write_piece(const Classes& classes, const Census& census, const Groups& dis
   }
   SymbolWriter distances(scratch.symbols, distance_counts, distance_groups, classes.count);
   SymbolWriter steps(scratch.more_symbols, step_counts, step_groups, classes.count);
-  std::size_t slot = 0;
-  for (; slot < classes.count; ++slot) {
-    if (!census.dense[slot]) distances.put(distance_groups[slot], scratch.distances[slot]);
+  const std::uint32_t* distance = scratch.distances.data();
+  for (std::size_t c = 0; c < classes.count; ++c, ++distance) {
+    if (!census.dense[c]) distances.put(distance_groups[c], *distance);
   }
-  for (std::size_t i = 0; i < scratch.classes.size(); ++i) {
+  // Of the elements of dense classes those have a step, too, that did not change.
+  scratch.with_step.resize(scratch.changed.size());
+  find_elements_of(scratch.classes.data(), scratch.classes.size(), dense_bits(census.dense), scratch.with_step.data());
+  for (std::size_t w = 0; w < scratch.changed.size(); ++w) scratch.with_step[w] |= scratch.changed[w];
+  std::size_t k = 0;
+  for_each_set(scratch.with_step, [&](std::size_t i) {
     const std::uint8_t c = scratch.classes[i];
-    const U step = load<U>(scratch.steps.data(), i);
-    if (step == 0 && !census.dense[c]) continue;
-    steps.put(step_groups[c], step);
-    if (step == 0) continue;
-    if (!census.dense[c]) distances.put(distance_groups[c], scratch.distances[slot]);
-    ++slot;
-  }
+    if ((scratch.changed[i / kWordElements] >> (i % kWordElements) & 1) == 0) {
+      steps.put(step_groups[c], 0);
+      return;
+    }
+    steps.put(step_groups[c], load<U>(scratch.steps.data(), k++));
+    if (!census.dense[c]) distances.put(distance_groups[c], *distance);
+    ++distance;
+  });
   distances.finish_tables(out, scratch.table);
   steps.finish_tables(out, scratch.table);
   distances.finish_bits(out);
@@ -179,19 +175,6 @@ void write_piece(const Classes& classes, const Census& census, const Groups& dis
 // ---------------------------------------------------------------- decoding
 
 Error corrupt(std::string why) { return {Code::kCorrupt, std::move(why)}; }
-
-// What a piece's classes are, and the symbols of their tables.
-struct Streams {
-  // Where each class reads; classes of one table share the entry of `table`.
-  struct Table {
-    const std::uint8_t* at = nullptr;
-    const std::uint8_t* end = nullptr;
-  };
-  std::array<Table, kClassesMax> tables{};
-  Groups groups{};
-  unsigned count = 0;
-  std::span<const std::byte> bits;
-};
 
 // Reads the tables' symbols into `buffer`. limit: most symbols in all
 Status read_tables(ByteReader& in, std::string_view what, std::uint64_t limit, Streams& streams, std::vector<std::uint8_t>& buffer,
@@ -203,43 +186,14 @@ Status read_tables(ByteReader& in, std::string_view what, std::uint64_t limit, S
     if (!in.ok() || count > limit - used) return corrupt(cat("table ", t, " of ", what, " has ", count, " symbols; at most ", limit - used, " can be"));
     const auto target = std::span(buffer).subspan(used, static_cast<std::size_t>(count));
     if (const auto status = symbols::get(in, target, table); !status.ok()) return corrupt(cat("table ", t, " of ", what, ' ', status.error().message()));
-    const auto largest = target.empty() ? target.end() : std::max_element(target.begin(), target.end());
-    if (largest != target.end() && *largest >= symbols::kSymbolsMax) return corrupt(cat("table ", t, " of ", what, " has symbol ", *largest, ", which is none"));
+    std::uint8_t largest = 0;
+    for (const std::uint8_t symbol : target) largest = std::max(largest, symbol);
+    if (largest >= symbols::kSymbolsMax) return corrupt(cat("table ", t, " of ", what, " has symbol ", largest, ", which is none"));
     streams.tables[t] = {target.data(), target.data() + target.size()};
     used += target.size();
   }
   return {};
 }
-
-// Numbers of several classes in the order of the piece.
-class NumberReader {
- public:
-  explicit NumberReader(const Streams& streams) : streams_(streams), bits_(streams.bits) {}
-
-  // Sets `failed` when the class's table has no more.
-  std::uint64_t get(std::size_t c) noexcept {
-    Streams::Table& table = streams_.tables[streams_.groups[c]];
-    if (table.at == table.end) [[unlikely]] {
-      failed = true;
-      return 0;
-    }
-    const std::uint8_t symbol = *table.at++;
-    if (symbol < symbols::kPlainNumbers) return symbol;
-    return symbols::least_number(symbol) | bits_.get(symbols::extra_bits(symbol));
-  }
-  bool finished() const noexcept {
-    for (unsigned t = 0; t < streams_.count; ++t) {
-      if (streams_.tables[t].at != streams_.tables[t].end) return false;
-    }
-    return !failed && bits_.finished();
-  }
-
-  bool failed = false;
-
- private:
-  Streams streams_;
-  symbols::BitReader bits_;
-};
 
 template <typename U>
 U moved(bool floating, U base, U step) noexcept {
@@ -263,46 +217,15 @@ Status apply_one_class(const Element& element, NumberReader& distances, NumberRe
   }
 }
 
-// Elements whose classes are found at once: few enough to stay in the first-level cache.
-constexpr std::size_t kClassBlock = 1024;
-template <typename U>
 Status apply_by_class(const Element& element, const Classes& classes, const std::array<bool, kClassesMax>& dense, NumberReader& distances,
                       NumberReader& steps, std::span<const std::byte> base, std::span<std::byte> out) {
-  const std::size_t elements = base.size() / sizeof(U);
-  const bool floating = element.floating;
-  // Unchanged elements of the class before its next changed one. A dense class has none, ever.
-  std::array<std::uint32_t, kClassesMax> left{};
-  for (unsigned c = 0; c < classes.count; ++c) {
-    if (!dense[c]) left[c] = static_cast<std::uint32_t>(std::min<std::uint64_t>(distances.get(c), UINT32_MAX));
-  }
-  // Everything in the loop is a local of this function: through a store to `out` the compiler would have to read all of it again.
-  NumberReader distance = distances, step_of = steps;
-  std::array<std::uint8_t, kClassBlock> block;
-  std::array<U, kClassBlock> words;
-  for (std::size_t begin = 0; begin < elements; begin += kClassBlock) {
-    const std::size_t count = std::min(kClassBlock, elements - begin);
-    class_block<U>(element, classes, base.data() + begin * sizeof(U), count, block.data());
-    std::memcpy(words.data(), base.data() + begin * sizeof(U), count * sizeof(U));
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::uint8_t c = block[i];
-      if (const std::uint32_t unchanged = left[c]; unchanged != 0) {
-        left[c] = unchanged - 1;
-        continue;
-      }
-      const std::uint64_t step = step_of.get(c);
-      if (step > static_cast<U>(~U{0})) return corrupt(cat("element ", begin + i, " has a step of ", step));
-      words[i] = moved<U>(floating, words[i], static_cast<U>(step));
-      if (dense[c]) continue;
-      // A table that ended gives zeros.
-      if (step == 0) return corrupt(cat("element ", begin + i, " changed by a step of 0, or its table ends early"));
-      left[c] = static_cast<std::uint32_t>(std::min<std::uint64_t>(distance.get(c), UINT32_MAX));
-    }
-    std::memcpy(out.data() + begin * sizeof(U), words.data(), count * sizeof(U));
-  }
-  distances = distance;
-  steps = step_of;
-  for (unsigned c = 0; c < classes.count; ++c) {
-    if (left[c] != 0) return corrupt(cat("class ", c, " has a distance that goes ", left[c], " elements beyond its last"));
+  using Kind = ApplyFault::Kind;
+  const ApplyFault fault = apply_changes(element, classes, dense_bits(dense), distances, steps, base, out);
+  switch (fault.kind) {
+    case Kind::kNone: break;
+    case Kind::kStepTooLong: return corrupt(cat("element ", fault.at, " has a step of ", fault.number));
+    case Kind::kNoStep: return corrupt(cat("element ", fault.at, " changed by a step of 0, or its table ends early"));
+    case Kind::kDistanceTooLong: return corrupt(cat("class ", fault.at, " has a distance that goes ", fault.number, " elements beyond its last"));
   }
   return {};
 }
@@ -313,7 +236,7 @@ void encode_sparse(const Element& element, std::span<const std::byte> base, std:
                    std::vector<std::byte>& out, EncodeScratch& scratch) {
   with_word(element.bytes, [&](auto kind) {
     using U = decltype(kind);
-    fill_steps<U>(element, base, next, scratch);
+    fill_steps<U>(element, base, next, changed, scratch);
     Classes classes = choose_classes(element, base, classes_max);
     Census census;
     Groups distance_groups, step_groups;
@@ -364,9 +287,8 @@ Status decode_sparse(const Element& element, std::span<const std::byte> stored, 
   if (!in.finished()) return corrupt("the raw bits are cut, or bytes are left over");
   NumberReader read_distance(distances), read_step(steps);
   PARAMWIRE_CHECK(with_word(element.bytes, [&](auto kind) -> Status {
-    using U = decltype(kind);
-    if (count == 1 && !dense[0]) return apply_one_class<U>(element, read_distance, read_step, base, out);
-    return apply_by_class<U>(element, classes, dense, read_distance, read_step, base, out);
+    if (count == 1 && !dense[0]) return apply_one_class<decltype(kind)>(element, read_distance, read_step, base, out);
+    return apply_by_class(element, classes, dense, read_distance, read_step, base, out);
   }));
   if (!read_distance.finished()) return corrupt("the distances end early, or some are left over");
   if (!read_step.finished()) return corrupt("the steps end early, or some are left over");

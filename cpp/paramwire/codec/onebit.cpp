@@ -4,6 +4,7 @@
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/codec/cast.hpp"
+#include "paramwire/codec/pieces.hpp"
 
 #include <algorithm>
 #include <array>
@@ -173,6 +174,41 @@ void apply_row(DType dtype, float scale, const std::byte* bits, std::span<const 
   }
 }
 
+// What a thread takes at once, in bytes and in elements (a multiple of 8, so that each begins at a byte of signs): 1 MiB, small beside a block and large
+// beside what handing it out costs.
+constexpr std::uint64_t kPartBytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t kPartElements = std::uint64_t{1} << 18;
+
+std::uint64_t crc64_of(std::span<const std::byte> bytes, unsigned threads) {
+  std::vector<std::uint64_t> crcs(static_cast<std::size_t>((bytes.size() + kPartBytes - 1) / kPartBytes));
+  const auto check = [&](std::uint64_t index, const pieces::Nothing&) -> Status {
+    const std::uint64_t at = index * kPartBytes;
+    crcs[static_cast<std::size_t>(index)] = crc64(bytes.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(std::min(kPartBytes, bytes.size() - at))));
+    return {};
+  };
+  return pieces::for_each<pieces::Nothing>(crcs.size(), threads, check).ok() ? pieces::join_crcs(crcs, kPartBytes, bytes.size()) : 0;
+}
+
+// All rows: some short ones, or a part of a long one, at once.
+void apply_rows(const Parsed& parsed, std::span<const std::byte> base, std::span<std::byte> out, unsigned threads) {
+  const OnebitInfo& info = parsed.info;
+  if (info.columns == 0) return;
+  const std::uint64_t rows_at_once = std::max<std::uint64_t>(1, kPartElements / info.columns);
+  const std::uint64_t parts_of_row = (info.columns + kPartElements - 1) / kPartElements;
+  const std::uint64_t parts = (info.rows + rows_at_once - 1) / rows_at_once * parts_of_row;
+  const auto apply = [&](std::uint64_t index, const pieces::Nothing&) -> Status {
+    const std::uint64_t first_row = index / parts_of_row * rows_at_once, first = index % parts_of_row * kPartElements;
+    const auto size = static_cast<std::size_t>(std::min(kPartElements, info.columns - first) * size_of(info.dtype));
+    for (std::uint64_t row = first_row; row < std::min(info.rows, first_row + rows_at_once); ++row) {
+      const auto at = static_cast<std::size_t>((row * info.columns + first) * size_of(info.dtype));
+      apply_row(info.dtype, scale_of(parsed, row), parsed.bits.data() + row * parsed.row_bytes + first / 8, base.subspan(at, size), out.subspan(at, size));
+    }
+    return {};
+  };
+  [[maybe_unused]] const Status done = pieces::for_each<pieces::Nothing>(parts, threads, apply);
+  assert(done.ok());
+}
+
 }  // namespace
 
 Result<std::vector<std::byte>> encode_onebit(DType dtype, const Shape& shape, std::span<const std::byte> base, const Version& base_version,
@@ -223,7 +259,7 @@ Result<OnebitInfo> read_onebit(std::span<const std::byte> delta) {
 }
 
 Status apply_onebit(std::span<const std::byte> delta, DType dtype, std::span<const std::byte> base,
-                    const std::optional<Version>& base_version, std::span<std::byte> out) {
+                    const std::optional<Version>& base_version, std::span<std::byte> out, unsigned threads) {
   PARAMWIRE_TRY(parsed, parse(delta));
   const OnebitInfo& info = parsed.info;
   const std::uint64_t row_size = info.columns * size_of(info.dtype);
@@ -236,14 +272,10 @@ Status apply_onebit(std::span<const std::byte> delta, DType dtype, std::span<con
   if (base_version && *base_version != info.base_version) {
     return Error(Code::kStale, cat("one-bit delta: of version ", info.base_version, "; the block held is version ", *base_version));
   }
-  if (const std::uint64_t crc = crc64(base); crc != info.base_crc64) {
+  if (const std::uint64_t crc = crc64_of(base, threads); crc != info.base_crc64) {
     return Error(Code::kStale, cat("one-bit delta: of a base (version ", info.base_version, ") with CRC-64 ", hex64(info.base_crc64), "; that of the block held is ", hex64(crc)));
   }
-  for (std::uint64_t row = 0; row < info.rows; ++row) {
-    const auto at = static_cast<std::size_t>(row * row_size);
-    apply_row(dtype, scale_of(parsed, row), parsed.bits.data() + row * parsed.row_bytes, base.subspan(at, static_cast<std::size_t>(row_size)),
-              out.subspan(at, static_cast<std::size_t>(row_size)));
-  }
+  apply_rows(parsed, base, out, threads);
   return {};
 }
 

@@ -58,8 +58,8 @@ Result<OnebitInfo> read_onebit(std::span<const std::byte> delta);
 //
 // dtype, base, base_version, out: as apply_delta; `out` may be `base` itself, or must not overlap it
 // errors:      kInvalid, kStale, kCorrupt as apply_delta. Nothing is written after any of them
-// threads:     any
+// threads:     any; `threads` of them work at once, the caller's own among them, as in apply_delta. The same bytes for any number
 Status apply_onebit(std::span<const std::byte> delta, DType dtype, std::span<const std::byte> base,
-                    const std::optional<Version>& base_version, std::span<std::byte> out);
+                    const std::optional<Version>& base_version, std::span<std::byte> out, unsigned threads);
 
 }  // namespace paramwire

@@ -7,6 +7,7 @@
 #include "paramwire/base/error.hpp"
 #include "paramwire/codec/huffman.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -52,18 +53,18 @@ struct Symbol {
   std::uint8_t symbol;
   std::uint8_t extra;  // raw low bits
 };
+// Without branches, here and below: whether a number is a small one is what no processor can guess.
 constexpr Symbol symbol_of(std::uint64_t number) noexcept {
-  if (number < kPlainNumbers) return {static_cast<std::uint8_t>(number), 0};
-  const unsigned extra = static_cast<unsigned>(std::bit_width(number)) - 3;
+  const unsigned extra = static_cast<unsigned>(std::bit_width(number | 4)) - 3;
   return {static_cast<std::uint8_t>(4 * extra + (number >> extra)), static_cast<std::uint8_t>(extra)};
 }
 static_assert(symbol_of(7).symbol == 7 && symbol_of(8).symbol == 8 && symbol_of(10).symbol == 9 && symbol_of(16).symbol == 12);
 static_assert(symbol_of(UINT64_MAX).symbol == kSymbolsMax - 1 && symbol_of(UINT64_MAX).extra == 61);
 
 // Raw low bits of a symbol, and its number with all of them zero. Only for symbols below kSymbolsMax.
-constexpr unsigned extra_bits(std::uint8_t symbol) noexcept { return symbol < kPlainNumbers ? 0 : symbol / 4U - 1; }
+constexpr unsigned extra_bits(std::uint8_t symbol) noexcept { return (symbol | (symbol < 4 ? 4U : 0U)) / 4 - 1; }
 constexpr std::uint64_t least_number(std::uint8_t symbol) noexcept {
-  return symbol < kPlainNumbers ? symbol : std::uint64_t{4U + symbol % 4U} << extra_bits(symbol);
+  return std::uint64_t{symbol < 4 ? symbol : 4U + symbol % 4U} << extra_bits(symbol);
 }
 static_assert(least_number(8) == 8 && extra_bits(8) == 1 && least_number(12) == 16 && extra_bits(12) == 2 && least_number(251) == std::uint64_t{7} << 61);
 
@@ -80,25 +81,27 @@ class BitWriter {
     }
     held_ |= value << count_;  // count_ is below 8 here, so that nothing is lost
     count_ += bits;
-    while (count_ >= 8) {
-      bytes_.push_back(static_cast<std::byte>(held_ & 0xff));
-      held_ >>= 8;
-      count_ -= 8;
-    }
+    if (bytes_.size() - size_ < sizeof held_) bytes_.resize(std::max<std::size_t>(4096, 2 * bytes_.size()));
+    store_le(bytes_.data() + size_, held_);
+    size_ += count_ / 8;
+    held_ >>= count_ / 8 * 8;
+    count_ %= 8;
   }
   // The bytes, the last one filled with zeros. Ends the stream.
   const std::vector<std::byte>& finish() {
-    if (count_ > 0) bytes_.push_back(static_cast<std::byte>(held_ & 0xff));
+    bytes_.resize(size_ + (count_ > 0 ? 1 : 0));  // put() has stored what it holds
     held_ = count_ = 0;
     return bytes_;
   }
   void clear() noexcept {
     bytes_.clear();
+    size_ = 0;
     held_ = count_ = 0;
   }
 
  private:
-  std::vector<std::byte> bytes_;
+  std::vector<std::byte> bytes_;  // room; the first size_ are whole
+  std::size_t size_ = 0;
   std::uint64_t held_ = 0;
   unsigned count_ = 0;
 };
