@@ -23,7 +23,7 @@ template <typename T>
 void append(std::string& out, T part) {
   char text[40];
   const auto end = std::to_chars(text, text + sizeof text, part).ptr;
-  out.append(text, end);
+  out.append(text, static_cast<std::size_t>(end - text));  // not (text, end): GCC 12 warns of an overlap there (its bug 105651)
 }
 
 template <typename T>
