@@ -27,10 +27,9 @@ HWY_INLINE auto load_some(D d, const std::byte* raw) {
 }
 
 template <class D, class V>
-HWY_INLINE void store_some(D d, V v, std::byte* raw) {
+HWY_INLINE void store_some(D, V v, std::byte* raw) {
 #if HWY_TARGET == HWY_SCALAR
   store<hn::TFromD<D>>(raw, 0, hn::GetLane(v));
-  static_cast<void>(d);
 #else
   const hn::Repartition<std::uint8_t, D> bytes;
   hn::StoreU(hn::BitCast(bytes, v), bytes, reinterpret_cast<std::uint8_t*>(raw));
