@@ -74,11 +74,12 @@ class Evaluator {
   void compute(const Op& op, std::size_t row, Row& out, Row& bound) const {
     switch (op.kind) {
       case OpKind::kEmbedding:
-        for (std::size_t i = 0; i < op.width; ++i) out[i] = parameter(op, 0)[tokens_[row] * op.width + i];
+        for (std::size_t i = 0; i < op.width; ++i) out[i] = parameter(op, 0)[table_row(op, row) * op.width + i];
         return;
       case OpKind::kMatmul:
       case OpKind::kHead: return matmul(op, row, out, bound);
       case OpKind::kRmsNorm: return norm(op, row, out, bound);
+      case OpKind::kLayerNorm: return layer_norm(op, row, out, bound);
       case OpKind::kRotary: return rotary(op, row, out, bound);
       case OpKind::kAttention: return attention(op, row, out, bound);
       case OpKind::kSwiGlu:
@@ -96,7 +97,32 @@ class Evaluator {
         }
         return;
       case OpKind::kSoftmax: return softmax(input(op, 0, row), out, bound, 0);
+      case OpKind::kGelu: return gelu(op, row, out, bound);
+      case OpKind::kMean:
+        for (std::size_t i = 0; i < op.width; ++i) {
+          for (std::size_t at = 0; at < tokens_.size(); ++at) out[i] += input(op, 0, at)[i] / static_cast<double>(tokens_.size());
+          bound[i] = 2 * kUnit * std::fabs(out[i]);  // the result's rounding; the sum is a double
+        }
+        return;
+      case OpKind::kNormalise: {
+        const Row& x = input(op, 0, row);
+        double squares = 0;
+        for (const double value : x) squares += value * value;
+        for (std::size_t i = 0; i < op.width; ++i) {
+          out[i] = x[i] / std::max(std::sqrt(squares), op.epsilon);
+          bound[i] = 2 * kUnit * std::fabs(out[i]);
+        }
+        return;
+      }
+      case OpKind::kTopK: return top_k(op, row, out, bound);
+      case OpKind::kExpertMatmul: return expert_matmul(op, row, out, bound);
+      case OpKind::kExpertCombine: return expert_combine(op, row, out, bound);
     }
+  }
+
+  std::size_t table_row(const Op& op, std::size_t row) const {
+    if (op.rows_by == RowsBy::kToken) return tokens_[row];
+    return op.rows_by == RowsBy::kPosition ? row : 0;
   }
 
   void matmul(const Op& op, std::size_t row, Row& out, Row& bound) const {
@@ -122,6 +148,85 @@ class Evaluator {
     for (std::size_t i = 0; i < op.width; ++i) {
       out[i] = x[i] / std::sqrt(squares / static_cast<double>(op.width) + op.epsilon) * parameter(op, 0)[i];
       bound[i] = 4 * kUnit * std::fabs(out[i]);  // one rounding of the scale, two of the products
+    }
+  }
+
+  void layer_norm(const Op& op, std::size_t row, Row& out, Row& bound) const {
+    const Row& x = input(op, 0, row);
+    const bool biased = op.parameters.size() == 2;
+    const double width = static_cast<double>(op.width);
+    double mean = 0, squares = 0;
+    for (const double value : x) mean += value / width;
+    for (const double value : x) squares += (value - mean) * (value - mean);
+    for (std::size_t i = 0; i < op.width; ++i) {
+      const double scaled = (x[i] - mean) / std::sqrt(squares / width + op.epsilon) * parameter(op, biased ? 1 : 0)[i];
+      out[i] = scaled + (biased ? parameter(op, 0)[i] : 0);
+      bound[i] = 2 * kUnit * std::fabs(scaled) + 2 * kUnit * std::fabs(out[i]) + 1e-14;  // quotient, product, sum; doubles before
+    }
+  }
+
+  void gelu(const Op& op, std::size_t row, Row& out, Row& bound) const {
+    constexpr double kPi = 3.14159265358979323846;
+    for (std::size_t i = 0; i < op.width; ++i) {
+      const double x = input(op, 0, row)[i];
+      const double argument = op.gelu == Gelu::kExact ? x / std::sqrt(2.0) : std::sqrt(2 / kPi) * (x + 0.044715 * x * x * x);
+      out[i] = x / 2 * (1 + (op.gelu == Gelu::kExact ? std::erf(argument) : std::tanh(argument)));
+      // Half of x times the error of 1 + f(argument), whose slope is at most 2 / sqrt(pi): an argument of up to six roundings,
+      // f within two units of at most 1, a sum of at most 2; then two products.
+      bound[i] = kUnit * (std::fabs(x) / 2 * (7 * std::fabs(argument) + 4) + 2 * std::fabs(out[i]));
+    }
+  }
+
+  // Scores must be exact: the order of near ones is part of the value.
+  void top_k(const Op& op, std::size_t row, Row& out, Row& bound) const {
+    const Row& scores = input(op, 0, row);
+    std::vector<std::size_t> order(scores.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t left, std::size_t right) { return scores[left] > scores[right]; });
+    Row taken, weights(op.normalise ? op.k : scores.size()), bounds(weights.size());
+    for (std::size_t slot = 0; slot < weights.size(); ++slot) taken.push_back(scores[order[slot]]);
+    softmax(taken, weights, bounds, 0);
+    for (std::size_t slot = 0; slot < op.k; ++slot) {
+      out[slot] = static_cast<double>(order[slot]);
+      out[op.k + slot] = weights[slot];
+      bound[op.k + slot] = bounds[slot];
+    }
+  }
+
+  // Row `output` of expert `expert` times the elements of x from `at` on. returns: the sum and that of its magnitudes.
+  std::pair<double, double> expert_product(const Op& op, double expert, std::size_t output, const Row& x, std::size_t at) const {
+    const Shape& shape = graph_.parameters()[op.parameters[0]].shape;
+    const std::size_t first = (static_cast<std::size_t>(expert) * shape[1] + output) * shape[2];
+    double sum = 0, magnitude = 0;
+    for (std::size_t c = 0; c < shape[2]; ++c) {
+      const double product = x[at + c] * parameter(op, 0)[first + c];
+      sum += product;
+      magnitude += std::fabs(product);
+    }
+    return {sum, magnitude};
+  }
+
+  void expert_matmul(const Op& op, std::size_t row, Row& out, Row& bound) const {
+    const Row &x = input(op, 0, row), &routing = input(op, 1, row);
+    const std::size_t outputs = op.width / op.k;
+    for (std::size_t i = 0; i < op.width; ++i) {
+      const auto [sum, magnitude] = expert_product(op, routing[i / outputs], i % outputs, x, 0);
+      out[i] = sum;
+      bound[i] = static_cast<double>(x.size() + 1) * kUnit * magnitude;  // as matmul
+    }
+  }
+
+  void expert_combine(const Op& op, std::size_t row, Row& out, Row& bound) const {
+    const Row &x = input(op, 0, row), &routing = input(op, 1, row), &slack = values_[op.inputs[1]].bounds[row];
+    const std::size_t columns = x.size() / op.k;
+    for (std::size_t i = 0; i < op.width; ++i) {
+      for (std::size_t slot = 0; slot < op.k; ++slot) {
+        const auto [sum, magnitude] = expert_product(op, routing[slot], i, x, slot * columns);
+        const double weight = routing[op.k + slot];
+        out[i] += weight * sum;
+        // The product's error, the weight's, and k products and sums.
+        bound[i] += weight * static_cast<double>(columns + 1 + op.k) * kUnit * magnitude + slack[op.k + slot] * std::fabs(sum);
+      }
     }
   }
 
@@ -160,9 +265,10 @@ class Evaluator {
     const std::size_t size = options.head_size;
     for (std::size_t head = 0; head < options.heads; ++head) {
       const std::size_t group = head / (options.heads / options.kv_heads);
-      Row scores(row + 1), weights(row + 1), weight_bounds(row + 1);
+      const std::size_t end = options.causal ? row + 1 : tokens_.size();
+      Row scores(end), weights(end), weight_bounds(end);
       double slack = 0;
-      for (std::size_t seen = 0; seen <= row; ++seen) {
+      for (std::size_t seen = 0; seen < end; ++seen) {
         double magnitude = 0;
         for (std::size_t i = 0; i < size; ++i) {
           const double product = input(op, 0, row)[head * size + i] * input(op, 1, seen)[group * size + i];
@@ -176,10 +282,10 @@ class Evaluator {
       for (std::size_t i = 0; i < size; ++i) {
         double& sum = out[head * size + i];
         double& error = bound[head * size + i];
-        for (std::size_t seen = 0; seen <= row; ++seen) {
+        for (std::size_t seen = 0; seen < end; ++seen) {
           const double value = input(op, 2, seen)[group * size + i];
           sum += weights[seen] * value;
-          error += (weight_bounds[seen] + static_cast<double>(row + 2) * kUnit * weights[seen]) * std::fabs(value);
+          error += (weight_bounds[seen] + static_cast<double>(end + 1) * kUnit * weights[seen]) * std::fabs(value);
         }
       }
     }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -54,13 +55,65 @@ TEST(Graph, ErrorsNameOperationTensorExpectedAndActual) {
   EXPECT_EQ(graph.caches(), 0U);
 }
 
-TEST(Graph, NothingThatNeedsAllPositionsStandsBehindAHead) {
+TEST(Graph, ErrorsOfEncoderOperationsNameOperationExpectedAndActual) {
+  Graph graph = small();
+  expect_invalid(graph.layer_norm("n", "in", "table", "", 1e-5), {"'n'", "'table'", "(8,)", "(10, 8)"});
+  expect_invalid(graph.layer_norm("n", "in", "w", "wide.weight", 1e-5), {"'n'", "'wide.weight'", "(8,)", "(12, 8)"});
+  expect_invalid(graph.layer_norm("n", "in", "w", "w", 1e-5), {"layer_norm 'n'", "both weight and bias"});
+  expect_invalid(graph.layer_norm("n", "in", "w", "b", std::nan("")), {"layer_norm 'n'", "epsilon is nan"});
+  expect_invalid(graph.normalise("n", "in", -1), {"normalise 'n'", "epsilon is -1"});
+  expect_invalid(graph.gelu("g", "out"), {"'g'", "unknown input 'out'"});
+  expect_invalid(graph.mean("in", "wide"), {"mean 'in'", "already has this name"});
+  expect_invalid(graph.embedding("p", "places", Shape{0, 8}, RowsBy::kPosition), {"embedding 'p'", "(0, 8)", "(positions, width)"});
+  expect_invalid(graph.embedding("p", "table", Shape{9, 8}, RowsBy::kFirst), {"'p'", "'table'", "(9, 8)", "(10, 8)"});
+  EXPECT_EQ(graph.ops().size(), 2U);
+  EXPECT_EQ(graph.parameters().size(), 2U);
+  EXPECT_EQ(graph.positions(), 0U);
+  // Tables by position and of first rows have sizes of their own; the shortest table of positions is the bound.
+  EXPECT_TRUE(graph.embedding("p", "places", Shape{20, 8}, RowsBy::kPosition).ok());
+  EXPECT_TRUE(graph.embedding("q", "other places", Shape{7, 8}, RowsBy::kPosition).ok());
+  EXPECT_TRUE(graph.embedding("t", "types", Shape{2, 8}, RowsBy::kFirst).ok());
+  EXPECT_EQ(graph.vocabulary(), 10U);
+  EXPECT_EQ(graph.positions(), 7U);
+}
+
+TEST(Graph, ErrorsOfExpertOperationsNameOperationExpectedAndActual) {
+  Graph graph = small();
+  ASSERT_TRUE(graph.head("last", "in", "last.weight", Shape{8, 8}).ok());
+  ASSERT_TRUE(graph.matmul("vast", "in", "vast.weight", Shape{1025, 8}).ok());
+  expect_invalid(graph.top_k("r", "in", 0), {"top_k 'r'", "k is 0", "8 experts of 'in'"});
+  expect_invalid(graph.top_k("r", "in", 9), {"k is 9", "1 to the 8"});
+  expect_invalid(graph.top_k("r", "vast", 2), {"'vast' has width 1025", "at most 1024"});
+  ASSERT_TRUE(graph.top_k("r", "in", 3).ok());
+  ASSERT_TRUE(graph.top_k("one", "last", 3).ok());
+  expect_invalid(graph.expert_matmul("e", "in", "wide", "w", Shape{8, 5, 8}), {"expert_matmul 'e'", "'wide' is a matmul", "expected a top_k"});
+  expect_invalid(graph.expert_matmul("e", "in", "one", "w", Shape{8, 5, 8}), {"'e'", "'in' and 'one'", "one row only"});
+  expect_invalid(graph.expert_matmul("e", "in", "r", "w", Shape{8, 8}), {"'w'", "(8, 8)", "(8, out, 8)"});
+  expect_invalid(graph.expert_matmul("e", "in", "r", "w", Shape{7, 5, 8}), {"'w'", "(7, 5, 8)", "(8, out, 8)", "'r'", "'in'"});
+  expect_invalid(graph.expert_matmul("e", "in", "r", "w", Shape{8, 0, 8}), {"(8, 0, 8)"});
+  expect_invalid(graph.expert_matmul("e", "in", "r", "table", Shape{8, 5, 8}), {"'table'", "(8, 5, 8)", "(10, 8)"});
+  expect_invalid(graph.expert_combine("e", "in", "r", "w", Shape{8, 5, 8}), {"expert_combine 'e'", "width 8", "multiple of the 3 slots"});
+  expect_invalid(graph.expert_combine("e", "wide", "r", "w", Shape{8, 5, 8}), {"(8, 5, 8)", "(8, out, 4)"});
+  EXPECT_EQ(graph.parameters().size(), 4U);
+  ASSERT_TRUE(graph.expert_matmul("e", "in", "r", "w", Shape{8, 4, 8}).ok());
+  EXPECT_EQ(graph.ops().back().width, 12U);
+  ASSERT_TRUE(graph.expert_combine("c", "e", "r", "v", Shape{8, 9, 4}).ok());
+  EXPECT_EQ(graph.ops().back().width, 9U);
+}
+
+TEST(Graph, NothingThatNeedsAllPositionsStandsBehindAHeadOrAMean) {
   Graph graph = small();
   ASSERT_TRUE(graph.head("last", "in", "head.weight", Shape{8, 8}).ok());
-  expect_invalid(graph.add("a", "last", "in"), {"'a'", "last position only"});
-  expect_invalid(graph.rotary("r", "last", {2, 4, 4, 1e4, RotaryLayout::kInterleaved}), {"'r'", "last position only"});
-  expect_invalid(graph.attention("t", "last", "last", "last", {2, 2, 4}), {"'t'", "last position only"});
+  expect_invalid(graph.add("a", "last", "in"), {"'a'", "one row only"});
+  expect_invalid(graph.rotary("r", "last", {2, 4, 4, 1e4, RotaryLayout::kInterleaved}), {"'r'", "one row only"});
+  expect_invalid(graph.attention("t", "last", "last", "last", {2, 2, 4}), {"'t'", "one row only"});
   EXPECT_TRUE(graph.softmax("s", "last").ok());
+  ASSERT_TRUE(graph.mean("middle", "in").ok());
+  expect_invalid(graph.mean("m", "middle"), {"mean 'm'", "'middle' has one row only"});
+  expect_invalid(graph.attention("t", "middle", "in", "in", {2, 2, 4, false}), {"'t'", "'middle' has one row only"});
+  EXPECT_FALSE(graph.whole_text());
+  EXPECT_TRUE(graph.add("sum", "last", "middle").ok());
+  EXPECT_TRUE(graph.normalise("n", "sum").ok());
 }
 
 TEST(Graph, BindListsEveryFaultInOneError) {
@@ -81,7 +134,7 @@ TEST(Graph, BindListsEveryFaultInOneError) {
 
 TEST(Graph, BindRefusesAGraphWithoutAnEndOrABeginning) {
   const std::vector<TensorInfo> tensors = {{"table", DType::kF32, Shape{10, 8}}, {"wide.weight", DType::kF32, Shape{12, 8}}};
-  expect_invalid(Status(small().bind(tensors).error()), {"'wide'", "end with a head"});
+  expect_invalid(Status(small().bind(tensors).error()), {"'wide'", "end with a head or a mean"});
   expect_invalid(Status(Graph().bind(tensors).error()), {"no embedding"});
   Graph graph = small();
   ASSERT_TRUE(graph.head("out", "wide", "out.weight", Shape{10, 12}).ok());

@@ -40,7 +40,8 @@ struct WeightView {
 struct Pending {
   std::size_t need = 0;         // index into Binding::needs()
   std::uint64_t next_row = 0;   // kWhole: the next view begins here. kRowsByData: the next view must contain this row
-  // kRowsByData: the distinct rows still wanted, ascending (the first is next_row). A view may hold other rows too.
+  // kRowsByData: the distinct rows still wanted, ascending (the first is next_row): tokens, positions, or the experts that the
+  // routing of this step picked, known only when the computation is here. A view may hold other rows too.
   // Valid until the next call on the session. Empty for kWhole.
   std::span<const std::uint64_t> rows;
 };
@@ -50,7 +51,7 @@ struct SessionOptions {
   // touched as positions come. Too small: begin() gives kBackpressure.
   std::uint64_t context_tokens = 2048;
   // Most tokens of one step. Activations take about 4 * (2 * width + 3 * ffn_width) bytes for each. Larger prompts are
-  // given in several steps, with the same result.
+  // given in several steps, with the same result; texts for bidirectional attention are not cut.
   std::uint64_t step_tokens = 256;
 };
 
@@ -60,7 +61,8 @@ class Session {
   virtual ~Session() = default;
 
   // Start a step: `tokens` take the next positions.
-  // errors: kInvalid: no tokens, more than step_tokens, an id outside the vocabulary, a step already running;
+  // errors: kInvalid: no tokens, more than step_tokens, an id outside the vocabulary, a step already running, a text longer
+  //         than the graph's table of positions, or, where attention is bidirectional, a second step of a text;
   //         kBackpressure: the cache has no room for them.
   virtual Status begin(std::span<const Token> tokens) = 0;
 
@@ -71,7 +73,8 @@ class Session {
   // errors: kInvalid naming expected and actual; the step goes on and still waits for the same rows.
   virtual Status supply(const WeightView& view) = 0;
 
-  // End the step. returns: float32 [output width], the last position's logits; valid until the next begin().
+  // End the step. returns: float32 [output width], the one row of the graph's output (of a head: the last position's logits);
+  // valid until the next begin().
   // errors: kInvalid naming the tensor that is still pending, or that no step is running.
   virtual Result<std::span<const float>> finish() = 0;
 
@@ -104,6 +107,10 @@ class Backend {
   // errors: kInvalid: a zero option, or a binding that this backend can't run; kBackpressure: memory refused.
   virtual Result<std::unique_ptr<Session>> open_session(const Binding& binding, const SessionOptions& options) = 0;
 };
+
+// What begin() and supply() refuse, the same words in every backend. check_step: everything of begin() but a running step.
+Status check_step(const Graph& graph, const SessionOptions& options, std::uint64_t position, std::span<const Token> tokens);
+Status check_view(const Binding& binding, const Pending& pending, const WeightView& view);
 
 // One line for each backend, those that this build lacks included.
 std::vector<Availability> available_backends();
