@@ -4,6 +4,7 @@
 
 #include "cpp/compute_oracle.hpp"
 #include "paramwire/client/client.hpp"
+#include "paramwire/client/encoded_reads.hpp"
 #include "paramwire/compute/llama.hpp"
 #include "paramwire/engine/engine.hpp"
 
@@ -286,6 +287,134 @@ TEST(Engine, ViewsAskedForWhereThereAreNoneAreUnavailable) {
   const auto unknown = Engine::open(testing::must(client->snapshot({})), graph, options);
   ASSERT_FALSE(unknown.ok());
   EXPECT_NE(unknown.error().message().find("abacus"), std::string::npos);
+}
+
+// ---------------------------------------------------------------- experts
+
+// A router and two matrices of experts whose rows are longer than a batch of embedding rows; `codec` of the experts.
+class ExpertsTest : public ::testing::TestWithParam<CodecId> {
+ protected:
+  static constexpr std::uint64_t kExperts = 6, kWidth = 288, kVocabulary = 40;
+  static constexpr std::uint64_t kExpertBytes = kWidth * kWidth * 4;  // 324 KiB
+
+  void SetUp() override {
+    const Shape experts{kExperts, kWidth, kWidth};
+    testing::must(graph_.embedding("in", "table", Shape{kVocabulary, kWidth}));
+    testing::must(graph_.matmul("scores", "in", "router", Shape{kExperts, kWidth}));
+    testing::must(graph_.top_k("route", "scores", 2));
+    testing::must(graph_.expert_matmul("up", "in", "route", "up", experts));
+    testing::must(graph_.gelu("bent", "up"));
+    testing::must(graph_.expert_combine("down", "bent", "route", "down", experts));
+    testing::must(graph_.add("sum", "in", "down"));
+    testing::must(graph_.head("out", "sum", "head", Shape{kVocabulary, kWidth}));
+    tensors_ = random_tensors(graph_, kSeed);
+    ClientOptions options;
+    options.transport = "tcp";
+    client_ = testing::must(Client::connect(rig_.tcp_endpoint().to_string(), options));
+    const auto publish = testing::must(client_->publish({}));
+    for (const auto& [name, tensor] : tensors_) {
+      const CodecId codec = tensor.shape.rank() == 3 ? GetParam() : CodecId::kRaw;
+      testing::must(publish->put(name, tensor.dtype, tensor.shape, Shard::whole(), tensor.bytes, CodecSpec{.codec = codec}));
+    }
+    EXPECT_EQ(publish->totals().stored_bytes < publish->totals().given_bytes, GetParam() != CodecId::kRaw);
+    static_cast<void>(testing::must(publish->finish()));
+  }
+
+  Result<std::unique_ptr<Engine>> open(std::uint64_t budget) {
+    EngineOptions options;
+    options.budget_bytes = budget;
+    options.backend_options.threads = 1;
+    return Engine::open(testing::must(client_->snapshot({})), graph_, options);
+  }
+
+  testing::Rig rig_;
+  Graph graph_;
+  oracle::Tensors tensors_;
+  std::shared_ptr<Client> client_;
+};
+
+// Method: a plain session says which rows each token wants; the engine may fetch these, once each, and what it walks.
+TEST_P(ExpertsTest, OnlyPickedExpertsAreFetchedUnderABudgetThatHoldsOne) {
+  const auto backend = testing::must(open_backend("cpu", {.threads = 1}));
+  const auto session = testing::must(backend->open_session(testing::must(graph_.bind(oracle::infos(tensors_))), {}));
+  std::vector<std::vector<float>> expected;
+  std::uint64_t row_bytes = 0, experts = 0;
+  for (const Token token : kTokens) {
+    const Token id = token % kVocabulary;
+    testing::must(session->begin({&id, 1}));
+    while (const Pending* pending = session->pending()) {
+      const Need& need = session->binding().needs()[pending->need];
+      row_bytes += pending->rows.size() * need.row_bytes;
+      if (need.row_bytes == kExpertBytes) experts += pending->rows.size();
+      testing::must(session->supply({need.tensor, need.dtype, 0, need.rows, tensors_.at(need.tensor).bytes}));
+    }
+    expected.push_back(copy(testing::must(session->finish())));
+  }
+  ASSERT_EQ(experts, kTokens.size() * 2 * 2);
+
+  const auto refused = open(1);
+  ASSERT_FALSE(refused.ok());
+  const std::string text(refused.error().message());
+  const std::size_t at = text.find("at least ");
+  ASSERT_NE(at, std::string::npos) << text;
+  EXPECT_NE(text.find(cat("a row of ", kExpertBytes, " bytes of \"up\"")), std::string::npos) << text;
+  const std::uint64_t least = std::stoull(text.substr(at + 9));
+  EXPECT_FALSE(open(least - 1).ok());
+  for (const std::uint64_t budget : {least, least + 3 * kExpertBytes, std::uint64_t{0}}) {
+    SCOPED_TRACE(cat("budget ", budget, ", the least is ", least));
+    const auto engine = testing::must(open(budget));
+    for (std::size_t i = 0; i < kTokens.size(); ++i) {
+      const Token id = kTokens[i] % kVocabulary;
+      EXPECT_EQ(copy(testing::must(engine->step({&id, 1}))), expected[i]) << "token " << i;
+    }
+    const EngineStats stats = engine->stats();
+    const std::uint64_t streamed = stats.walk_bytes - stats.resident_bytes;
+    EXPECT_GE(stats.bytes_fetched, row_bytes + stats.resident_bytes + kTokens.size() * streamed);
+    EXPECT_LE(stats.bytes_fetched, row_bytes + stats.resident_bytes + (kTokens.size() + 1) * streamed);  // one walk ahead at most
+    EXPECT_EQ(stats.walk_bytes, (kExperts + kVocabulary) * kWidth * 4);
+    if (budget != 0) {
+      EXPECT_LE(stats.held_bytes_max, budget);
+    }
+    EXPECT_GT(stats.compute_seconds, 0);
+  }
+  EXPECT_GE(least, kExpertBytes);
+  EXPECT_LT(least, GetParam() == CodecId::kRaw ? 2 * kExpertBytes : 2 * kExpertBytes + kDecodeBytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, ExpertsTest, ::testing::Values(CodecId::kRaw, CodecId::kPlanes),
+                         [](const auto& codec) { return std::string(codec.param == CodecId::kRaw ? "Raw" : "Encoded"); });
+
+// An encoder's output is a mean, and each text is one step from position 0.
+TEST(Engine, AnEncoderGivesOneRowATextAndAsksToRewind) {
+  testing::Rig rig;
+  Graph graph;
+  testing::must(graph.embedding("word", "words", Shape{30, 16}));
+  testing::must(graph.embedding("place", "places", Shape{12, 16}, RowsBy::kPosition));
+  testing::must(graph.add("sum", "word", "place"));
+  testing::must(graph.attention("mix", "sum", "sum", "sum", {4, 4, 4, false}));
+  testing::must(graph.layer_norm("norm", "mix", "norm.weight", "norm.bias", 1e-12));
+  testing::must(graph.mean("mean", "norm"));
+  testing::must(graph.normalise("out", "mean"));
+  const oracle::Tensors tensors = random_tensors(graph, kSeed);
+  auto publish = testing::must(rig.server->publish());
+  for (const auto& [name, tensor] : tensors) testing::must(publish.put({name, tensor.dtype, tensor.shape, {}}, tensor.bytes));
+  static_cast<void>(testing::must(publish.finish()));
+  const auto client = testing::must(Client::connect(rig.tcp_endpoint().to_string(), {}));
+  const auto engine = testing::must(Engine::open(testing::must(client->snapshot({})), graph, {}));
+  for (const std::size_t count : {1U, 12U, 5U}) {
+    std::vector<Token> ids;
+    for (std::size_t i = 0; i < count; ++i) ids.push_back(kTokens[i % kTokens.size()] % 30);
+    testing::must(engine->rewind(0));
+    const std::vector<float> row = copy(testing::must(engine->step(ids)));
+    const oracle::Answer answer = oracle::evaluate(graph, tensors, ids);
+    ASSERT_EQ(row.size(), 16U);
+    // A row of length one, behind sums of at most 16 terms each within 17 units, and norms that scale both alike.
+    for (std::size_t i = 0; i < row.size(); ++i) EXPECT_NEAR(static_cast<double>(row[i]), answer.values[i], 64 * 17 * oracle::kUnit);
+  }
+  const Token token = 1;
+  const auto refused = engine->step({&token, 1});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message().find("rewind(0)"), std::string::npos);
 }
 
 }  // namespace

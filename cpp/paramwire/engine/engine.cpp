@@ -18,8 +18,9 @@ namespace paramwire {
 
 namespace {
 
-// Rows by data (embeddings) are fetched in batches of at most this many bytes, taken out of the budget: 64 rows of 4 KiB hide
-// a round trip, and a prompt rarely has more distinct tokens in one step.
+// Rows by data are fetched in batches of at most this many bytes, taken out of the budget: 64 embedding rows of 4 KiB hide a
+// round trip, and a prompt rarely has more distinct tokens in one step. Longer rows (experts, of MiBs) come in twos: that hides
+// the round trip, and more would take memory from what stays.
 constexpr std::uint64_t kRowsBytes = 256 * 1024;
 // Copies need a second transfer on its way while one is being received and checked; views have no transfer to hide.
 constexpr unsigned kCopyThreads = 2;
@@ -33,6 +34,28 @@ std::uint32_t usable_cores() {
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
   return static_cast<std::uint32_t>(std::max(1, CPU_COUNT(&set)));
 }
+
+// What the needs take whose rows the step's data choose.
+struct RowsPlan {
+  std::string tensor;             // with the longest row
+  std::uint64_t longest = 0;      // bytes of it: the least that works
+  std::uint64_t wanted = 0;       // bytes of the best batch
+  std::uint64_t encoded_max = 0;  // bytes of the longest row that is stored encoded
+
+  void add(const Need& need, bool encoded) {
+    if (need.row_bytes > longest) {
+      longest = need.row_bytes;
+      tensor = need.tensor;
+    }
+    wanted = std::max(wanted, std::min(std::max(kRowsBytes, 2 * need.row_bytes), need.bytes()));
+    if (encoded) encoded_max = std::max(encoded_max, need.row_bytes);
+  }
+  // Bytes of a batch when `room` are free. Of long rows: whole ones.
+  std::uint64_t batch(std::uint64_t room) const {
+    const std::uint64_t bytes = std::max(longest, std::min(wanted, room));
+    return longest > kRowsBytes ? bytes - bytes % longest : bytes;
+  }
+};
 
 // A piece in memory, or on its way.
 struct Arrival {
@@ -77,6 +100,7 @@ class StreamingEngine final : public Engine {
   std::vector<std::uint32_t> walk_needs_;      // binding need of each walk need
   WalkPlan plan_;
   bool views_ = false;
+  bool walk_encoded_ = false;                  // some of what is walked has no bytes to view
   std::uint64_t rows_bytes_ = 0;               // of the budget, for rows by data
   std::uint64_t decoding_ = 0;                 // of the budget, for encoded pieces on their way
   Buffer rows_;
@@ -156,40 +180,44 @@ Status StreamingEngine::open_session() {
 
 Status StreamingEngine::plan() {
   std::vector<WalkNeed> walk;
-  std::uint64_t row_max = 0, rows_wanted = 0;  // of the needs whose rows the tokens choose
+  RowsPlan rows;
   for (std::uint32_t i = 0; i < binding_->needs().size(); ++i) {
     const Need& need = binding_->needs()[i];
+    PARAMWIRE_TRY(tensor, snapshot_->find(need.tensor));
+    const bool encoded = tensor.codec != CodecId::kRaw;
     if (need.access == Access::kRowsByData) {
-      row_max = std::max(row_max, need.row_bytes);
-      rows_wanted = std::max(rows_wanted, std::min(kRowsBytes, need.bytes()));
+      rows.add(need, encoded);
       continue;
     }
     PARAMWIRE_TRY(cuts, snapshot_->row_cuts(need.tensor));
-    PARAMWIRE_TRY(tensor, snapshot_->find(need.tensor));
-    if (tensor.codec != CodecId::kRaw) decoding_ = kCopyThreads * kDecodeBytes;
+    walk_encoded_ |= encoded;
     walk.push_back({need.tensor, need.rows, need.row_bytes, std::move(cuts)});
     walk_needs_.push_back(i);
   }
+  // Embedding rows are decoded in what two walking fetches leave of theirs; an expert is a fetch of its own size.
+  if (walk_encoded_) decoding_ = kCopyThreads * kDecodeBytes;
+  if (rows.encoded_max > (walk_encoded_ ? kRowsBytes : 0)) decoding_ += kDecodeBytes;
   PlanOptions options;
   const std::uint64_t walk_min = walk_budget_min(walk) + decoding_;
   if (options_.budget_bytes == 0) {
-    rows_bytes_ = std::max(row_max, rows_wanted);
+    rows_bytes_ = rows.batch(rows.wanted);
     std::uint64_t total = 0;
     for (const WalkNeed& need : walk) total += need.rows * need.row_bytes;
     options.budget_bytes = std::max(total * 2, walk_min);
-  } else if (options_.budget_bytes < row_max + walk_min) {
-    return Error(Code::kInvalid, cat("a budget of ", options_.budget_bytes, " bytes does not hold two of this model's longest rows and an embedding row of ",
-                                     row_max, " bytes", decoding_ > 0 ? ", beside what decodes them" : "", ": at least ", row_max + walk_min, " are needed"));
+  } else if (options_.budget_bytes < rows.longest + walk_min) {
+    return Error(Code::kInvalid, cat("a budget of ", options_.budget_bytes, " bytes does not hold two of the longest rows that this model streams and a row of ",
+                                     rows.longest, " bytes of \"", rows.tensor, "\"", decoding_ > 0 ? ", beside what decodes them" : "", ": at least ",
+                                     rows.longest + walk_min, " are needed"));
   } else {
-    // Under a tight budget the batch of embedding rows shrinks, not the pieces of the walk.
-    rows_bytes_ = std::max(row_max, std::min(rows_wanted, (options_.budget_bytes - walk_min) / 2));
+    // Under a tight budget the batch of rows shrinks, not the pieces of the walk.
+    rows_bytes_ = rows.batch((options_.budget_bytes - walk_min) / 2);
     options.budget_bytes = options_.budget_bytes - rows_bytes_ - decoding_;
   }
   PARAMWIRE_TRY(planned, plan_walk(walk, options));
   plan_ = std::move(planned);
   if (rows_bytes_ > 0) {
-    PARAMWIRE_TRY(rows, Buffer::allocate(static_cast<std::size_t>(rows_bytes_)));
-    rows_ = std::move(rows);
+    PARAMWIRE_TRY(buffer, Buffer::allocate(static_cast<std::size_t>(rows_bytes_)));
+    rows_ = std::move(buffer);
   }
   return {};
 }
@@ -197,7 +225,7 @@ Status StreamingEngine::plan() {
 // Views are tried on the first piece: whether a transport gives them is its own answer.
 Status StreamingEngine::choose_source() {
   if (options_.source == EngineOptions::Source::kCopy || plan_.pieces.empty()) return {};
-  if (decoding_ > 0) {
+  if (walk_encoded_) {
     if (options_.source != EngineOptions::Source::kView) return {};
     return Error(Code::kUnavailable, "this model is stored encoded, and views show stored bytes: take source \"copy\" or \"auto\"");
   }
@@ -359,30 +387,34 @@ Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
 
 Status StreamingEngine::supply_rows(const Pending& pending, const Need& need) {
   // The session wants rows in ascending order; a batch of single rows is one pipelined fetch.
-  const std::size_t batch = std::min<std::size_t>(pending.rows.size(), static_cast<std::size_t>(std::max<std::uint64_t>(1, rows_bytes_ / std::max<std::uint64_t>(1, need.row_bytes))));
+  const auto row_bytes = static_cast<std::size_t>(need.row_bytes);
+  const std::size_t batch = std::min<std::size_t>(pending.rows.size(), static_cast<std::size_t>(rows_bytes_) / row_bytes);
   const std::vector<std::uint64_t> rows(pending.rows.begin(), pending.rows.begin() + static_cast<std::ptrdiff_t>(batch));
   std::vector<FetchRequest> requests(batch);
   for (std::size_t i = 0; i < batch; ++i) {
     requests[i].tensor = need.tensor;
     requests[i].part = Shard::rows(rows[i], rows[i] + 1);
-    requests[i].target = rows_.span().subspan(i * static_cast<std::size_t>(need.row_bytes), static_cast<std::size_t>(need.row_bytes));
+    requests[i].target = rows_.span().subspan(i * row_bytes, row_bytes);
   }
   const Micros began = steady_clock().now();
   PARAMWIRE_CHECK(snapshot_->fetch(requests, CallOptions{options_.fetch_timeout}));
+  const Micros arrived = steady_clock().now();
   {
-    const std::lock_guard lock(mutex_);
-    stats_.stall_seconds += seconds(steady_clock().now() - began);
-    stats_.bytes_fetched += batch * need.row_bytes;
+    const TraceSpan span(trace_, "compute", batch * need.row_bytes);
+    for (std::size_t i = 0; i < batch; ++i) {
+      WeightView view;
+      view.tensor = need.tensor;
+      view.dtype = need.dtype;
+      view.row_begin = rows[i];
+      view.row_end = rows[i] + 1;
+      view.data = requests[i].target;
+      PARAMWIRE_CHECK(session_->supply(view));
+    }
   }
-  for (std::size_t i = 0; i < batch; ++i) {
-    WeightView view;
-    view.tensor = need.tensor;
-    view.dtype = need.dtype;
-    view.row_begin = rows[i];
-    view.row_end = rows[i] + 1;
-    view.data = requests[i].target;
-    PARAMWIRE_CHECK(session_->supply(view));
-  }
+  const std::lock_guard lock(mutex_);
+  stats_.stall_seconds += seconds(arrived - began);
+  stats_.compute_seconds += seconds(steady_clock().now() - arrived);
+  stats_.bytes_fetched += batch * need.row_bytes;
   return {};
 }
 

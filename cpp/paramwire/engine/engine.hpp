@@ -20,7 +20,8 @@
 namespace paramwire {
 
 struct EngineOptions {
-  // Most bytes of parameters held at any time: ring, resident pieces, live views and embedding rows. 0: no limit (all stay).
+  // Most bytes of parameters held at any time: ring, resident pieces, live views, and rows by data (of embeddings, experts). 0: no
+  // limit (all stay but rows by data, which are fetched as each step picks them).
   std::uint64_t budget_bytes = 0;
   std::string backend = "cpu";
   // threads = 0: all cores when every parameter stays, all but one when pieces stream, since what arrives needs a core too (two
@@ -56,8 +57,8 @@ class Engine {
   static Result<std::unique_ptr<Engine>> open(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options);
   virtual ~Engine() = default;
 
-  // Computes `tokens` at the next positions. returns: float32 [output width], the last position's logits, valid until the
-  // next step.
+  // Computes `tokens` at the next positions. returns: float32 [output width], the graph's output (the last position's logits, or
+  // what an encoder ends with), valid until the next step.
   // errors: the backend's (kInvalid, kBackpressure: the engine stays usable); a fetch's (kStale, kCorrupt, kTimeout,
   //         kUnreachable: the engine is over, open another on a new snapshot).
   virtual Result<std::span<const float>> step(std::span<const Token> tokens) = 0;
