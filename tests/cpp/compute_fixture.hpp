@@ -43,6 +43,16 @@ inline void expect_within(const std::vector<float>& actual, const oracle::Answer
   }
 }
 
+// Length of the difference over length of the right row.
+inline double relative_error(const std::vector<float>& actual, const std::vector<double>& right) {
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    error += (static_cast<double>(actual[i]) - right[i]) * (static_cast<double>(actual[i]) - right[i]);
+    norm += right[i] * right[i];
+  }
+  return std::sqrt(error / norm);
+}
+
 // One step over `count` tokens; views of `rows` rows.
 inline void check_graph(const Graph& graph, const oracle::Tensors& tensors, std::size_t count, std::uint64_t rows, std::uint32_t threads) {
   const std::string what = cat(count, " tokens, views of ", rows, ", ", threads, " threads");

@@ -177,15 +177,6 @@ Graph tiny_llama(Tensors& tensors, DType dtype, Naming naming) {
   return graph;
 }
 
-double relative_error(const std::vector<float>& actual, const std::vector<double>& right) {
-  double error = 0, norm = 0;
-  for (std::size_t i = 0; i < right.size(); ++i) {
-    error += (static_cast<double>(actual[i]) - right[i]) * (static_cast<double>(actual[i]) - right[i]);
-    norm += right[i] * right[i];
-  }
-  return std::sqrt(error / norm);
-}
-
 // The bound: 15 products one after another, each of at most 72 columns and thus within 73 units of the sum of magnitudes,
 // which for random signs is about sqrt(72) times the sum. The measured error is a hundredth of it.
 TEST(CpuBackend, AWholeModelAgreesWithDoublePrecision) {

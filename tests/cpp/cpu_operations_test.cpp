@@ -2,6 +2,7 @@
 #include "cpp/compute_fixture.hpp"
 #include "paramwire/base/env.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/compute/bert.hpp"
 #include "paramwire/compute/graph.hpp"
 
 #include <gtest/gtest.h>
@@ -180,6 +181,37 @@ TEST(CpuOperations, ATextLongerThanThePositionTableIsRefused) {
   expect_error(session->begin(std::vector<Token>(2, 1)), Code::kInvalid, {"2 tokens at position 5", "6 positions"});
   ASSERT_TRUE(oracle::step(*session, tensors, std::vector<Token>(1, 1), 100).ok());
   expect_error(session->begin(std::vector<Token>(1, 1)), Code::kInvalid, {"1 tokens at position 6"});
+}
+
+// The bound: 13 products one after another, each of at most 72 columns, as in CpuBackend's test of a whole model; norms between
+// them keep the scale.
+TEST(CpuOperations, AWholeEncoderAgreesWithDoublePrecision) {
+  BertConfig config;
+  config.layers = 2;
+  config.width = 48;
+  config.ffn_width = 72;
+  config.vocabulary = 97;
+  config.heads = 6;
+  config.positions = 64;
+  config.normalise = true;
+  const double bound = 13 * 73 * std::sqrt(72.0) * oracle::kUnit;
+  for (const DType dtype : kFormats) {
+    for (const Gelu gelu : {Gelu::kExact, Gelu::kTanh}) {
+      config.gelu = gelu;
+      const Graph graph = *bert_graph(config, Naming::kHuggingFace);
+      Tensors tensors;
+      std::uint64_t seed = 100;
+      for (const Parameter& parameter : graph.parameters()) tensors.emplace(parameter.name, oracle::random_tensor(dtype, parameter.shape, seed++));
+      const std::unique_ptr<Session> session = open_session(graph, tensors, 2);
+      for (const std::size_t count : {1U, 2U, 7U, 64U}) {
+        const std::vector<Token> tokens = some_tokens(count, 97);
+        ASSERT_TRUE(session->rewind(0).ok());
+        const Result<std::vector<float>> row = oracle::step(*session, tensors, tokens, 11);
+        ASSERT_TRUE(row.ok()) << row.error().message();
+        EXPECT_LE(relative_error(*row, oracle::evaluate(graph, tensors, tokens).values), bound) << count << " tokens";
+      }
+    }
+  }
 }
 
 // ---------------------------------------------------------------- experts

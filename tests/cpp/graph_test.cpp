@@ -1,3 +1,4 @@
+#include "paramwire/compute/bert.hpp"
 #include "paramwire/compute/graph.hpp"
 #include "paramwire/compute/llama.hpp"
 
@@ -218,6 +219,57 @@ TEST(LlamaGraph, ErrorsNameTheField) {
   expect_invalid(Status(llama_graph(config, Naming::kGguf).error()), {"ffn_width is 0"});
   config.vocabulary = 0;
   expect_invalid(Status(llama_graph(config, Naming::kGguf).error()), {"vocabulary is 0"});
+}
+
+BertConfig small_bert() {
+  BertConfig config;
+  config.layers = 2;
+  config.width = 12;
+  config.ffn_width = 20;
+  config.vocabulary = 30;
+  config.heads = 3;
+  config.positions = 16;
+  return config;
+}
+
+TEST(BertGraph, NamesFollowTheFilesThatTheyComeFrom) {
+  Graph graph = *bert_graph(small_bert(), Naming::kHuggingFace);
+  EXPECT_EQ(graph.parameters()[0].name, "embeddings.word_embeddings.weight");
+  EXPECT_EQ(graph.parameters()[1].name, "embeddings.token_type_embeddings.weight");
+  EXPECT_EQ(graph.parameters()[1].shape, (Shape{2, 12}));
+  EXPECT_EQ(graph.parameters()[2].name, "embeddings.position_embeddings.weight");
+  EXPECT_EQ(graph.parameters()[3].name, "embeddings.LayerNorm.bias");
+  EXPECT_EQ(graph.parameters()[6].name, "encoder.layer.0.attention.self.query.weight");
+  EXPECT_EQ(graph.parameters().back().name, "encoder.layer.1.output.LayerNorm.weight");
+  EXPECT_EQ(graph.parameters().size(), 5U + 2 * 16);
+  EXPECT_EQ(graph.caches(), 0U);
+  EXPECT_TRUE(graph.whole_text());
+  EXPECT_EQ(graph.positions(), 16U);
+  EXPECT_EQ(graph.ops().back().kind, OpKind::kMean);
+
+  BertConfig config = small_bert();
+  config.normalise = true;
+  graph = *bert_graph(config, Naming::kGguf);
+  EXPECT_EQ(graph.parameters()[0].name, "token_embd.weight");
+  EXPECT_EQ(graph.parameters()[6].name, "blk.0.attn_q.weight");
+  EXPECT_EQ(graph.parameters().back().name, "blk.1.layer_output_norm.weight");
+  EXPECT_EQ(graph.ops().back().kind, OpKind::kNormalise);
+}
+
+TEST(BertGraph, ErrorsNameTheField) {
+  const auto refused = [](auto change) {
+    BertConfig config = small_bert();
+    change(config);
+    return Status(bert_graph(config, Naming::kHuggingFace).error());
+  };
+  expect_invalid(refused([](BertConfig& config) { config.heads = 5; }), {"bert config", "heads is 5", "divisor of width 12"});
+  expect_invalid(refused([](BertConfig& config) { config.heads = 0; }), {"heads is 0"});
+  expect_invalid(refused([](BertConfig& config) { config.positions = 0; }), {"positions is 0"});
+  expect_invalid(refused([](BertConfig& config) { config.token_types = 0; }), {"token_types is 0"});
+  expect_invalid(refused([](BertConfig& config) { config.ffn_width = 0; }), {"ffn_width is 0"});
+  BertConfig config = small_bert();
+  config.layers = config.heads = 0;
+  EXPECT_EQ(bert_graph(config, Naming::kGguf)->ops().size(), 7U);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "paramwire/compute/graph.hpp"
+#include "paramwire/compute/naming.hpp"
 
 namespace paramwire {
 
@@ -19,12 +20,6 @@ struct LlamaConfig {
   double norm_epsilon = 1e-5;       // [rms_norm_eps]
   bool tied_head = false;           // [tie_word_embeddings]: the head reads the embedding's tensor
   bool attention_bias = false;      // q, k, v and output projections carry a bias
-};
-
-// Which tensor names, and the rotary layout that files with those names use.
-enum class Naming : std::uint8_t {
-  kGguf,         // token_embd.weight, blk.0.attn_q.weight, ...; interleaved rotary pairs
-  kHuggingFace,  // model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, ...; half-split rotary pairs
 };
 
 // errors: kInvalid naming the field, what was expected and what was given.
