@@ -43,7 +43,7 @@ BINDINGS = {
     "base": ANY,
     "codec": ANY,
     "store": r"checkpoint\w*",
-    "compute": r"\w*graph\w*|llama",  # llama_graph() builds a graph
+    "compute": r"\w*graph\w*|llama|bert",  # llama_graph() and bert_graph() build graphs
     "client": ANY,
     "server": ANY,
     "engine": ANY,

@@ -54,11 +54,12 @@ from paramwire._core import (
     new_key,
 )
 from paramwire._core import Server as _Server
-from paramwire._types import BlockInfo, Durations, FallbackWarning, LlamaConfig, TensorInfo, Version
+from paramwire._types import BertConfig, BlockInfo, Durations, FallbackWarning, LlamaConfig, TensorInfo, Version
 from paramwire.telemetry import Trace, prometheus_text
 
 __all__ = [
     "BackpressureError",
+    "BertConfig",
     "BlockInfo",
     "Checkpoint",
     "CheckpointProgress",

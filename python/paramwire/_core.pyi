@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from typing_extensions import Buffer  # numpy's arrays are one from Python 3.12 on
 
-from paramwire._types import BlockInfo, DeltaInfo, Durations, LlamaConfig, OnebitInfo, TensorInfo, Version
+from paramwire._types import BertConfig, BlockInfo, DeltaInfo, Durations, LlamaConfig, OnebitInfo, TensorInfo, Version
 
 __version__: str
 
@@ -985,14 +985,29 @@ class Graph:
         tied:    whether the head reads the embedding's tensor; None takes what `config` says
         """
 
-    def embedding(self, name: str, tensor: str, shape: Iterable[int]) -> None:
-        """Rows of `tensor` [vocabulary, width] by token."""
+    @staticmethod
+    def bert(config: BertConfig | Mapping[str, Any], *, naming: str = "hf", normalise: bool | None = None) -> Graph:
+        """The operations of a BERT-shaped encoder; the output is the mean of its last layer's rows.
+
+        A text is one step, and Engine.rewind() comes before the next one.
+
+        config:     BertConfig, or a mapping with its fields or those of a Hugging Face config.json; other keys are not
+                    read
+        naming:     which tensor names
+        normalise:  whether the output has length 1; None takes what `config` says
+        """
+
+    def embedding(self, name: str, tensor: str, shape: Iterable[int], *, rows: str = "token") -> None:
+        """Rows of `tensor` [rows, width] by "token" or "position", or the "first" for every token."""
 
     def matmul(self, name: str, input: str, tensor: str, shape: Iterable[int], *, bias: str = "") -> None:
         """x W^T (+ bias), `tensor` [out, in]."""
 
     def rms_norm(self, name: str, input: str, tensor: str, *, epsilon: float = 1e-05) -> None:
         """x / sqrt(mean(x^2) + epsilon) * w."""
+
+    def layer_norm(self, name: str, input: str, tensor: str, *, bias: str = "", epsilon: float = 1e-05) -> None:
+        """(x - mean) / sqrt(variance + epsilon) * w (+ bias), variance of the population."""
 
     def rotary(
         self,
@@ -1008,18 +1023,54 @@ class Graph:
         """Rotate pairs of each head by position: (2 i, 2 i + 1), or (i, i + size / 2)."""
 
     def attention(
-        self, name: str, query: str, key: str, value: str, *, heads: int, kv_heads: int, head_size: int
+        self,
+        name: str,
+        query: str,
+        key: str,
+        value: str,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        causal: bool = True,
     ) -> None:
-        """Causal attention with grouped heads, over the key/value cache."""
+        """Attention with grouped heads.
+
+        causal:  over the key/value cache; else all positions of a step see each other, and a text is one step
+        """
 
     def swiglu(self, name: str, gate: str, up: str) -> None:
         """silu(gate) * up."""
+
+    def gelu(self, name: str, input: str, *, form: str = "exact") -> None:
+        """x / 2 * (1 + erf(x / sqrt(2))), or its approximation by "tanh"."""
 
     def add(self, name: str, left: str, right: str) -> None:
         """left + right, of one width."""
 
     def softmax(self, name: str, input: str) -> None:
         """Along the width."""
+
+    def mean(self, name: str, input: str) -> None:
+        """Of all positions of the step: one row."""
+
+    def normalise(self, name: str, input: str, *, epsilon: float = 1e-12) -> None:
+        """x / max(|x|, epsilon), |x| the Euclidean norm of a row."""
+
+    def top_k(self, name: str, scores: str, k: int, *, normalise: bool = True) -> None:
+        """A routing [2 k] of scores [experts]: the numbers of the k largest, ties to the lower, then their weights.
+
+        normalise:  weights are the soft-max of the k scores; else their part of the soft-max over all experts
+        """
+
+    def expert_matmul(self, name: str, input: str, routing: str, tensor: str, shape: Iterable[int]) -> None:
+        """x W[e]^T for each expert e of the routing, side by side: [k * out]; `tensor` [experts, out, in].
+
+        Only the experts that a step's routing names are fetched.
+        """
+
+    def expert_combine(self, name: str, input: str, routing: str, tensor: str, shape: Iterable[int]) -> None:
+        """The sum over slots j of weight j * x_j W[e_j]^T: [out]; x [k * in], `tensor` [experts, out, in]."""
 
     def head(self, name: str, input: str, tensor: str, shape: Iterable[int]) -> None:
         """As matmul, of the last position alone."""
@@ -1034,7 +1085,7 @@ class Graph:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the embedding: the first token id that is refused; 0 without an embedding."""
+        """Rows of the embedding by token: the first token id that is refused; 0 without one."""
 
 @final
 class Engine:
@@ -1055,7 +1106,8 @@ class Engine:
     ) -> None:
         """Bind the graph to the snapshot, plan, and start to prefetch.
 
-        budget:         most bytes of parameters held at any time; 0: no limit
+        budget:         most bytes of parameters held at any time; 0: no limit. Rows of embeddings and experts are
+                        fetched as each step picks them
         backend:        "cpu"
         threads:        that compute, the calling one included; 0: as many as cores
         source:         "view" computes from the blocks where they lie (shm), "copy" from copies, "auto" takes what the
@@ -1070,7 +1122,7 @@ class Engine:
     def step(self, tokens: Iterable[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Compute `tokens` at the next positions.
 
-        returns:  float32 [vocabulary], the last position's logits, a copy
+        returns:  float32 [output width], a copy: the last position's logits, or what an encoder ends with
         errors:   InvalidError, BackpressureError (the engine stays usable); StaleError, CorruptError, DeadlineError,
                   UnreachableError (the engine is over: open another on a new snapshot)
         """

@@ -126,3 +126,19 @@ class LlamaConfig:
     norm_epsilon: float = 1e-5  # rms_norm_eps
     tied_head: bool = False  # tie_word_embeddings
     attention_bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """Sizes of a BERT-shaped encoder, in elements; the comment names the key of a Hugging Face config.json."""
+
+    layers: int  # num_hidden_layers
+    width: int  # hidden_size
+    ffn_width: int  # intermediate_size
+    vocabulary: int  # vocab_size
+    heads: int  # num_attention_heads
+    positions: int  # max_position_embeddings: most tokens of a text
+    token_types: int = 2  # type_vocab_size
+    norm_epsilon: float = 1e-12  # layer_norm_eps
+    gelu: str = "exact"  # hidden_act; or "tanh"
+    normalise: bool = False  # the output has length 1

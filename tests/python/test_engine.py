@@ -155,3 +155,31 @@ def test_configurations_are_read_by_both_names():
         pw.Graph.llama(CONFIG, naming="other")
     with pytest.raises(TypeError):
         pw.Graph.llama(3)
+
+
+def test_configurations_of_encoders_are_read_by_both_names():
+    theirs = {
+        "num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 40, "vocab_size": 50, "num_attention_heads": 3,
+        "max_position_embeddings": 16, "type_vocab_size": 4, "layer_norm_eps": 1e-7, "hidden_act": "gelu_new",
+        "model_type": "bert", "position_embedding_type": "absolute", "is_decoder": False,
+    }  # fmt: skip
+    ours = pw.BertConfig(
+        layers=1, width=24, ffn_width=40, vocabulary=50, heads=3, positions=16, token_types=4, gelu="tanh"
+    )
+    assert pw.Graph.bert(theirs).parameters == pw.Graph.bert(ours).parameters
+    assert pw.Graph.bert(theirs).operations == pw.Graph.bert(ours).operations
+    assert "embeddings.LayerNorm.bias" in dict(pw.Graph.bert(ours).parameters)
+    assert "token_embd_norm.bias" in dict(pw.Graph.bert(ours, naming="gguf").parameters)
+    assert pw.Graph.bert(ours).operations[-1][1] == "mean"
+    assert pw.Graph.bert(ours, normalise=True).operations[-1][1] == "normalise"
+    for wrong, match in [
+        ({"model_type": "roberta"}, "model_type is 'roberta'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"hidden_act": "relu"}, 'gelu is "relu"'),
+        ({"num_attention_heads": 5}, "heads is 5"),
+    ]:
+        with pytest.raises(pw.InvalidError, match=match):
+            pw.Graph.bert(theirs | wrong)
+    with pytest.raises(TypeError, match="BertConfig"):
+        pw.Graph.bert(3)
