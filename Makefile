@@ -42,7 +42,7 @@ lint:
 	$(run_tests) lint
 
 soak:
-	$(setup) packages venv model
+	$(setup) packages venv model encoder
 	$(run_tests) --soak
 
 softroce:

