@@ -53,14 +53,18 @@ inline double relative_error(const std::vector<float>& actual, const std::vector
   return std::sqrt(error / norm);
 }
 
-// One step over `count` tokens; views of `rows` rows.
-inline void check_graph(const Graph& graph, const oracle::Tensors& tensors, std::size_t count, std::uint64_t rows, std::uint32_t threads) {
-  const std::string what = cat(count, " tokens, views of ", rows, ", ", threads, " threads");
-  const std::vector<Token> tokens = some_tokens(count, graph.vocabulary());
+// One step from position 0 over each of `counts` tokens, in one session; views of `rows` rows.
+inline void check_graph(const Graph& graph, const oracle::Tensors& tensors, const std::vector<std::size_t>& counts, std::uint64_t rows,
+                        std::uint32_t threads) {
   const std::unique_ptr<Session> session = open_session(graph, tensors, threads);
-  const Result<std::vector<float>> logits = oracle::step(*session, tensors, tokens, rows);
-  ASSERT_TRUE(logits.ok()) << what << ": " << logits.error().message();
-  expect_within(*logits, oracle::evaluate(graph, tensors, tokens), what);
+  for (const std::size_t count : counts) {
+    const std::string what = cat(count, " tokens, views of ", rows, ", ", threads, " threads");
+    const std::vector<Token> tokens = some_tokens(count, graph.vocabulary());
+    ASSERT_TRUE(session->rewind(0).ok());
+    const Result<std::vector<float>> logits = oracle::step(*session, tensors, tokens, rows);
+    ASSERT_TRUE(logits.ok()) << what << ": " << logits.error().message();
+    expect_within(*logits, oracle::evaluate(graph, tensors, tokens), what);
+  }
 }
 
 inline void expect_error(const Status& status, Code code, const std::vector<std::string>& parts) {

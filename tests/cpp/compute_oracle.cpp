@@ -196,10 +196,11 @@ class Evaluator {
   // Row `output` of expert `expert` times the elements of x from `at` on. returns: the sum and that of its magnitudes.
   std::pair<double, double> expert_product(const Op& op, double expert, std::size_t output, const Row& x, std::size_t at) const {
     const Shape& shape = graph_.parameters()[op.parameters[0]].shape;
+    const std::vector<double>& weights = parameter(op, 0);
     const std::size_t first = (static_cast<std::size_t>(expert) * shape[1] + output) * shape[2];
     double sum = 0, magnitude = 0;
     for (std::size_t c = 0; c < shape[2]; ++c) {
-      const double product = x[at + c] * parameter(op, 0)[first + c];
+      const double product = x[at + c] * weights[first + c];
       sum += product;
       magnitude += std::fabs(product);
     }

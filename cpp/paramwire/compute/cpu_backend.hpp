@@ -2,7 +2,7 @@
 //
 // Products of a few tokens (decoding) go row by row through the kernels of kernels.hpp; products of many (prompts) widen a
 // tile of rows that fits the L2 cache to float32 and call the BLAS of blas.hpp, one tile and one thread at a time. All sums
-// are float32 (the squares of a norm double).
+// are float32 (means, squares and lengths of rows double).
 #pragma once
 
 #include "paramwire/compute/backend.hpp"

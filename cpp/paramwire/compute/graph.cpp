@@ -55,15 +55,6 @@ std::string_view op_kind_name(OpKind kind) noexcept {
   return "unknown";
 }
 
-std::string_view rows_by_name(RowsBy by) noexcept {
-  switch (by) {
-    case RowsBy::kToken: return "token";
-    case RowsBy::kPosition: return "position";
-    case RowsBy::kFirst: return "first";
-  }
-  return "unknown";
-}
-
 Status Graph::check_name(OpKind kind, std::string_view name) const {
   if (name.empty()) return Error(Code::kInvalid, cat(op_kind_name(kind), ": the operation has no name; give each a new one"));
   const auto found = op_index_.find(std::string(name));

@@ -34,7 +34,7 @@ enum class OpKind : std::uint8_t {
   kRotary,         // rotates pairs of each head by position
   kAttention,      // grouped heads; causal over the session's key/value cache, or bidirectional over the step
   kSwiGlu,         // silu(gate) * up
-  kGelu,           // x times the normal distribution's function of x, see Gelu
+  kGelu,           // x times the cumulative normal distribution at x, see Gelu
   kAdd,            // a + b
   kSoftmax,        // along the width
   kMean,           // of all positions of the step: one row
@@ -59,7 +59,6 @@ enum class RowsBy : std::uint8_t {
   kPosition,  // its position: row 0 is the first position of the text
   kFirst,     // row 0, for every token: the type of BERT's first sentence
 };
-std::string_view rows_by_name(RowsBy by) noexcept;  // "token", "position", "first"
 
 enum class Gelu : std::uint8_t {
   kExact,  // x / 2 * (1 + erf(x / sqrt(2)))
@@ -90,7 +89,7 @@ struct AttentionOptions {
   bool causal = true;
 };
 
-// Most experts of a top_k: their numbers travel in float32 values, and the CUDA kernel sorts them in a block's shared memory.
+// Most experts of a top_k. Their numbers travel as float32, exactly; a device holds a row of scores in one block's shared memory.
 inline constexpr std::uint64_t kExpertsMax = 1024;
 
 // One operation as the graph holds it; read-only for everyone else. Indices point into Graph::ops() and parameters().
