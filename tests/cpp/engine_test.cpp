@@ -340,7 +340,7 @@ TEST_P(ExpertsTest, OnlyPickedExpertsAreFetchedUnderABudgetThatHoldsOne) {
   std::vector<std::vector<float>> expected;
   std::uint64_t row_bytes = 0, experts = 0;
   for (const Token token : kTokens) {
-    const Token id = token % kVocabulary;
+    const auto id = static_cast<Token>(token % kVocabulary);
     testing::must(session->begin({&id, 1}));
     while (const Pending* pending = session->pending()) {
       const Need& need = session->binding().needs()[pending->need];
@@ -364,7 +364,7 @@ TEST_P(ExpertsTest, OnlyPickedExpertsAreFetchedUnderABudgetThatHoldsOne) {
     SCOPED_TRACE(cat("budget ", budget, ", the least is ", least));
     const auto engine = testing::must(open(budget));
     for (std::size_t i = 0; i < kTokens.size(); ++i) {
-      const Token id = kTokens[i] % kVocabulary;
+      const auto id = static_cast<Token>(kTokens[i] % kVocabulary);
       EXPECT_EQ(copy(testing::must(engine->step({&id, 1}))), expected[i]) << "token " << i;
     }
     const EngineStats stats = engine->stats();
