@@ -55,12 +55,18 @@ class Evaluator {
   }
 
  private:
-  // The bound of the operation before an identity head (whose own products are exact): its input's.
-  Row carry(const Row& own) const {
+  // The bound of the operation before an identity head (whose own products are exact): its input's. Before a mean: the mean of its
+  // input's on top of its own.
+  Row carry(Row own) const {
     const Op& last = graph_.ops().back();
-    if (last.kind != OpKind::kHead) return own;
+    if (last.kind != OpKind::kHead && last.kind != OpKind::kMean) return own;
     const Op& before = graph_.ops()[last.inputs[0]];
-    return before.width == last.width && before.kind != OpKind::kEmbedding ? values_[last.inputs[0]].bounds.back() : own;
+    const std::vector<Row>& bounds = values_[last.inputs[0]].bounds;
+    if (last.kind == OpKind::kHead) return before.width == last.width && before.kind != OpKind::kEmbedding ? bounds.back() : own;
+    for (const Row& bound : bounds) {
+      for (std::size_t i = 0; i < own.size(); ++i) own[i] += bound[i] / static_cast<double>(bounds.size());
+    }
+    return own;
   }
   const std::vector<double>& parameter(const Op& op, std::size_t index) const {
     return tensors_.at(graph_.parameters()[op.parameters[index]].name).values;

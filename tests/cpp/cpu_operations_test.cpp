@@ -48,6 +48,13 @@ std::vector<std::size_t> each_count() {
   return counts;
 }
 
+// The same, with the mean of all rows as the output: a head shows the last row alone.
+Graph around_all(const Add& operation, std::uint64_t width, Tensors& tensors) {
+  Graph graph = around(operation, width, 0, tensors);
+  EXPECT_TRUE(graph.mean("all", "op").ok());
+  return graph;
+}
+
 TEST(CpuOperations, EmbeddingsTakeRowsByTokenPositionAndTheFirst) {
   for (const DType dtype : kFormats) {
     for (const RowsBy by : {RowsBy::kToken, RowsBy::kPosition, RowsBy::kFirst}) {
@@ -98,15 +105,19 @@ TEST(CpuOperations, LayerNormIsRightForEveryCutWithAndWithoutBias) {
         tensors.at("ta") = oracle::tensor_of(DType::kF32, Shape{17, width}, far);
         tensors.emplace("w", oracle::random_tensor(dtype, Shape{width}, 6));
         tensors.emplace("shift", oracle::random_tensor(dtype, Shape{width}, 7));
-        const Graph graph = around([&](Graph& g) { return g.layer_norm("op", "a", "w", bias, 1e-5); }, width, width, tensors);
-        for (const std::uint64_t rows : {1U, 3U, 100U}) check_graph(graph, tensors, {4}, rows, 2);
+        const Add norm = [&](Graph& g) { return g.layer_norm("op", "a", "w", bias, 1e-5); };
+        const Graph graph = around(norm, width, width, tensors), all = around_all(norm, width, tensors);
+        for (const std::uint64_t rows : {1U, 3U, 100U}) {
+          check_graph(graph, tensors, {4}, rows, 2);
+          check_graph(all, tensors, {4}, rows, 2);
+        }
       }
     }
   }
   // Large enough for the team.
   Tensors tensors = tables(1200);
   tensors.emplace("w", oracle::random_tensor(DType::kBF16, Shape{1200}, 6));
-  const Graph graph = around([](Graph& g) { return g.layer_norm("op", "a", "w", "", 0); }, 1200, 1200, tensors);
+  const Graph graph = around_all([](Graph& g) { return g.layer_norm("op", "a", "w", "", 0); }, 1200, tensors);
   check_graph(graph, tensors, {60}, 500, 3);
 }
 
@@ -146,7 +157,8 @@ TEST(CpuOperations, BidirectionalAttentionSeesTheWholeStep) {
       PARAMWIRE_CHECK(g.embedding("v", "tv", Shape{17, kv}));
       return g.attention("op", "a", "k", "v", {sizes.heads, sizes.kv_heads, sizes.head_size, false});
     };
-    const Graph graph = around(attention, q, q, tensors);
+    const Graph graph = around(attention, q, q, tensors), all = around_all(attention, q, tensors);
+    check_graph(all, tensors, {1, 2, 9, 64}, 100, 3);
     EXPECT_TRUE(graph.whole_text());
     EXPECT_EQ(graph.caches(), 0U);
     check_graph(graph, tensors, {1, 2, 9, 64}, 100, 3);
@@ -270,12 +282,14 @@ TEST(CpuOperations, ExpertProductsAreOfTheExpertsThatEachTokenPicked) {
         tensors.emplace("scores", oracle::random_tensor(DType::kF32, Shape{17, sizes.count}, 8));
         tensors.emplace("w", oracle::random_tensor(dtype, Shape{sizes.count, sizes.out, sizes.in}, 9));
         const std::uint64_t out = combine ? sizes.out : sizes.out * sizes.k;
-        const Graph graph = around([&](Graph& g) -> Status {
+        const Add products = [&](Graph& g) -> Status {
           PARAMWIRE_CHECK(g.embedding("s", "scores", Shape{17, sizes.count}));
           PARAMWIRE_CHECK(g.top_k("route", "s", sizes.k));
           const Shape shape{sizes.count, sizes.out, sizes.in};
           return combine ? g.expert_combine("op", "a", "route", "w", shape) : g.expert_matmul("op", "a", "route", "w", shape);
-        }, width, out, tensors);
+        };
+        const Graph graph = around(products, width, out, tensors);
+        check_graph(around_all(products, width, tensors), tensors, {2, 33}, 2, 2);
         check_graph(graph, tensors, {1, 2, 7, 33}, 1, 1);
         check_graph(graph, tensors, {33, 7, 2, 1}, 3, 3);
       }
