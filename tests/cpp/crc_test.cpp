@@ -92,6 +92,7 @@ TEST_P(CrcBody, NoBytesLeaveTheValueBeforeAndTouchNothing) {
   for (const bool stream : {false, true}) {
     EXPECT_EQ(body().copy_crc64(nullptr, nullptr, 0, 77, stream), 77U);
     EXPECT_EQ(body().copy_crc32c(nullptr, nullptr, 0, 77, stream), 77U);
+    body().copy(nullptr, nullptr, 0, stream);
     EXPECT_EQ(body().copy_crc64_extents(nullptr, nullptr, 0, nullptr, stream), 0U);
   }
 }
@@ -128,6 +129,7 @@ void check_all(const crc::Body& body, const std::vector<std::byte>& data, std::s
     SCOPED_TRACE(stream ? "streaming" : "cached");
     tried("copy_crc64", [&] { EXPECT_EQ(body.copy_crc64(target, source, size, before, stream), want64); });
     tried("copy_crc32c", [&] { EXPECT_EQ(body.copy_crc32c(target, source, size, before32, stream), want32); });
+    tried("copy", [&] { body.copy(target, source, size, stream); });
     std::vector<std::uint32_t> extents(extent_count(size) + 1, 0xDEADBEEF);
     tried("copy_crc64_extents", [&] {
       EXPECT_EQ(body.copy_crc64_extents(target, source, size, extents.data(), stream), reference64(source, size));
@@ -245,7 +247,10 @@ TEST_P(CrcBody, NeverTouchesThePagesBesideSourceAndTarget) {
       ASSERT_EQ(body().crc64(s, size, 0), want);
       ASSERT_EQ(body().crc32c(s, size, 0), reference32(s, size));
       for (std::byte* t : to) {
-        for (const bool stream : {false, true}) ASSERT_EQ(body().copy_crc64(t, s, size, 0, stream), want) << size;
+        for (const bool stream : {false, true}) {
+          ASSERT_EQ(body().copy_crc64(t, s, size, 0, stream), want) << size;
+          body().copy(t, s, size, stream);
+        }
       }
     }
   }
@@ -316,6 +321,9 @@ TEST(Crc, PublicFunctionsAgreeForEveryStorePolicy) {
       EXPECT_EQ(target, data);
       target.assign(size, std::byte{0});
       EXPECT_EQ(copy_crc32c(target.data(), data.data(), size, 5, stores), want32);
+      EXPECT_EQ(target, data);
+      target.assign(size, std::byte{0});
+      copy_bytes(target.data(), data.data(), size, stores);
       EXPECT_EQ(target, data);
       target.assign(size, std::byte{0});
       std::vector<std::uint32_t> extents(extent_count(size));

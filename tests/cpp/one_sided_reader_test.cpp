@@ -206,6 +206,69 @@ TEST_F(OneSidedReaderTest, TablesThatWereUsedLastAreKeptAndOthersAreAskedForAgai
   EXPECT_EQ(target, part_of(*blocks[0], {0, 10}));
 }
 
+TEST_F(OneSidedReaderTest, DeferredExtentsAreMovedUnsummedAndTheirChecksComeFromTheTable) {
+  const PlainBlock& block = world_.put(7 * kExtent + 100, 0);
+  block.payload[3 * kExtent + 5] ^= std::byte{1};  // not what the table says, in an extent that is whole in every range here
+  for (const bool registered : {false, true}) {
+    for (const std::uint32_t slice : {4096U, 3U * 65536U / 2U, 1U << 20}) {
+      for (const ByteRange& range : {ByteRange{0, block.entry.raw_size}, ByteRange{kExtent, 5 * kExtent}, ByteRange{kExtent + 1, 5 * kExtent}, ByteRange{1, block.entry.raw_size - 1}}) {
+        SCOPED_TRACE(cat(registered ? "registered" : "staged", " slice ", slice, " [", range.offset, ", +", range.size, ']'));
+        OneSidedOptions options;
+        options.slice = slice;
+        ReadPump pump(world_, options, std::size_t{2} << 20);
+        Bytes target(static_cast<std::size_t>(range.size), std::byte{0xee});
+        if (registered) world_.add_registered(target);
+        const std::uint64_t first = (range.offset + kExtent - 1) / kExtent;
+        const std::uint64_t end = range.offset + range.size == block.entry.raw_size ? 8 : (range.offset + range.size) / kExtent;
+        for (int turn = 0; turn < 2; ++turn) {  // the second time the table is known
+          std::vector<ExtentCheck> checks(static_cast<std::size_t>(end - first));
+          BlockRead item = block.read(range, target);
+          item.checks = checks;
+          pump.run({&item, 1});
+          ASSERT_TRUE(item.result.ok()) << item.result.error().to_string();
+          ASSERT_EQ(target, part_of(block, range));
+          for (std::uint64_t i = first; i < end; ++i) {
+            const ExtentCheck& check = checks[static_cast<std::size_t>(i - first)];
+            EXPECT_EQ(check.offset, i * kExtent - range.offset);
+            EXPECT_EQ(check.size, i == 7 ? 100U : kExtent);
+            const bool right = verify_extents(target, {&check, 1}).ok();
+            EXPECT_EQ(right, i != 3) << i;
+          }
+        }
+        EXPECT_EQ(pump.early_headers(), 0U);
+        world_.forget_registered();
+      }
+    }
+  }
+}
+
+TEST_F(OneSidedReaderTest, ADeferredBlockThatChangesWhileItIsReadIsStale) {
+  PlainBlock& block = world_.put(3 * kExtent, 0);
+  for (const bool registered : {false, true}) {
+    ReadPump pump(world_, {});
+    Bytes target(3 * kExtent);
+    if (registered) world_.add_registered(target);
+    std::vector<ExtentCheck> checks(3);
+    BlockRead item = block.read(target);
+    item.checks = checks;
+    block.header->seq -= block.header->seq == block.locator.seq ? 0 : 2;
+    block.seal();
+    pump.begin({&item, 1});
+    pump.give();  // the table
+    pump.arrive(1);
+    while (pump.consume()) {}
+    pump.give(1);  // the payload, before the writer comes
+    pump.arrive(pump.outstanding());
+    block.header->seq += 2;
+    block.seal();
+    block.payload[0] ^= std::byte{1};
+    pump.finish();
+    ASSERT_FALSE(item.result.ok());
+    EXPECT_EQ(item.result.error().code(), Code::kStale) << item.result.error().to_string();
+    world_.forget_registered();
+  }
+}
+
 // ---------------------------------------------------------------- the order
 
 TEST_F(OneSidedReaderTest, AHeaderIsAskedForWhenTheLastOfItsPayloadIsHereAndNotBefore) {

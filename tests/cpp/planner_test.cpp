@@ -135,5 +135,121 @@ TEST(Planner, TheWindowNeverOverlapsLivingPiecesAndAlwaysProgresses) {
   }
 }
 
+TEST(Planner, WhatMustStayStaysAndIsCountedBeforeTheWindow) {
+  std::vector<WalkNeed> needs = {need("norm", 64, 2), need("a", 1000, 4096), need("b", 1000, 4096)};
+  needs[0].keep = true;
+  PlanOptions options;
+  options.budget_bytes = 1 << 20;
+  options.piece_bytes = 64 << 10;
+  options.window_bytes = 512 << 10;
+  const auto plan = plan_walk(needs, options);
+  ASSERT_TRUE(plan.ok()) << plan.error().to_string();
+  EXPECT_LE(plan->window_bytes + plan->resident_bytes, options.budget_bytes);
+  std::uint64_t resident = 0;
+  for (const Piece& piece : plan->pieces) {
+    EXPECT_TRUE(piece.resident || piece.need != 0);
+    if (piece.resident) resident += piece.bytes;
+  }
+  EXPECT_EQ(resident, plan->resident_bytes);
+  EXPECT_GT(resident, options.budget_bytes / 3) << "the rest of the budget keeps others";
+  options.budget_bytes = walk_budget_min(needs);
+  ASSERT_TRUE(plan_walk(needs, options).ok());
+  --options.budget_bytes;
+  const auto refused = plan_walk(needs, options);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message().find(std::to_string(walk_budget_min(needs))), std::string::npos) << refused.error().message();
+}
+
+TEST(Planner, CutsLieAtWholeExtentsWhereAskedAndWhereItCostsAnEighthOfAPieceAtMost) {
+  constexpr std::uint64_t kExtent = 65536;
+  PlanOptions options;
+  options.piece_bytes = 4 << 20;
+  options.budget_bytes = 64 << 20;
+  const auto pieces_of = [&](const WalkNeed& what, std::uint64_t cut_bytes) {
+    options.cut_bytes = cut_bytes;
+    const auto plan = plan_walk({what}, options);
+    EXPECT_TRUE(plan.ok()) << plan.error().to_string();
+    return plan->pieces;
+  };
+  const auto begins = [](const std::vector<Piece>& pieces) {
+    std::vector<std::uint64_t> out;
+    for (const Piece& piece : pieces) out.push_back(piece.row_begin);
+    return out;
+  };
+  struct Row {
+    std::uint64_t row_bytes;
+    bool aligned;
+  };
+  // A row of 1,152 bytes ends an extent every 512 rows, 589,824 bytes: 7 of them are 4,128,768 of 4,194,304. One of 1,792: every 256 rows, 458,752 bytes, 9 of
+  // them. One of 11,008: 256 rows, 2,818,048 bytes, of which one would be two thirds of a piece. One of 4,097 bytes: never.
+  for (const Row& row : {Row{64, true}, Row{1152, true}, Row{1792, true}, Row{65536, true}, Row{11'008, false}, Row{4097, false}, Row{65537, false}}) {
+    SCOPED_TRACE(row.row_bytes);
+    const std::uint64_t rows = (37 << 20) / row.row_bytes, cut = rows / 3 + 1;
+    const WalkNeed what = need("w", rows, row.row_bytes, {0, 5, cut});
+    const auto pieces = pieces_of(what, kExtent);
+    std::uint64_t at = 0;
+    bool inside = false;  // some cut is inside of a block
+    for (const Piece& piece : pieces) {
+      ASSERT_EQ(piece.row_begin, at);
+      ASSERT_GT(piece.row_end, at);
+      EXPECT_LE(piece.bytes, options.piece_bytes);
+      EXPECT_EQ(piece.bytes, (piece.row_end - piece.row_begin) * row.row_bytes);
+      const std::uint64_t block = at >= cut ? cut : at >= 5 ? 5 : 0;
+      inside = inside || at != block;
+      EXPECT_TRUE(!row.aligned || (at - block) * row.row_bytes % kExtent == 0) << at;
+      at = piece.row_end;
+      for (const std::uint64_t each : what.cuts) EXPECT_FALSE(piece.row_begin < each && each < piece.row_end);
+    }
+    EXPECT_EQ(at, rows);
+    EXPECT_TRUE(inside);
+    const auto anywhere = pieces_of(what, 0);
+    EXPECT_TRUE(row.aligned || begins(pieces) == begins(anywhere));
+    EXPECT_LE(pieces.size(), anywhere.size() + anywhere.size() / 7 + 2) << "two blocks are cut";
+  }
+  // What fits in one piece is not cut, though its bytes are no whole number of extents.
+  EXPECT_EQ(pieces_of(need("w", (4 << 20) / 1152, 1152), kExtent).size(), 1U);
+  EXPECT_EQ(pieces_of(need("w", 0, 1152), kExtent).size(), 0U);
+  EXPECT_EQ(pieces_of(need("w", 7, 0), kExtent).size(), 1U);
+  EXPECT_EQ(pieces_of(need("w", 0, 0), kExtent).size(), 0U);
+}
+
+TEST(Planner, ThroughTheRingEveryPieceComesOnceAndThoseThatStayNeverAgain) {
+  PlanOptions options;
+  options.budget_bytes = 6 << 20;
+  options.piece_bytes = 64 << 10;
+  options.window_bytes = 256 << 10;
+  const auto plan = plan_walk({need("a", 1000, 4096), need("b", 1000, 4096)}, options);
+  ASSERT_TRUE(plan.ok());
+  ASSERT_GT(plan->resident_bytes, 0U);
+  WalkWindow window(*plan, 200 << 10);
+  std::deque<std::pair<std::uint64_t, std::uint64_t>> living;  // position, ring offset
+  std::map<std::uint64_t, int> given;                          // by position
+  const auto overlaps = [&](std::uint64_t offset, std::uint64_t bytes) {
+    return std::any_of(living.begin(), living.end(), [&](const auto& each) { return offset < each.second + window.piece(each.first).bytes && each.second < offset + bytes; });
+  };
+  const std::uint64_t rounds = 3 * plan->pieces.size();
+  while (true) {
+    const auto start = window.start();
+    if (start && start->position >= rounds) break;
+    if (!start) {
+      ASSERT_FALSE(living.empty()) << "always progresses";
+      window.finish(living.front().first);
+      living.pop_front();
+      continue;
+    }
+    const std::uint64_t bytes = window.piece(start->position).bytes;
+    ASSERT_LE(start->ring_offset + bytes, window.ring_bytes());
+    ASSERT_FALSE(overlaps(start->ring_offset, bytes));
+    living.emplace_back(start->position, start->ring_offset);
+    ++given[start->position];
+  }
+  for (std::uint64_t position = 0; position < rounds; ++position) {
+    const bool expected = position < plan->pieces.size() || !window.piece(position).resident;
+    EXPECT_EQ(given.count(position), expected ? 1U : 0U) << position;
+    EXPECT_EQ(window.given(position), expected);
+  }
+  EXPECT_LE(window.held_bytes_max(), window.ring_bytes());
+}
+
 }  // namespace
 }  // namespace paramwire

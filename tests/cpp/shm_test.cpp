@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <sys/mman.h>
@@ -377,6 +378,85 @@ class TierMemory final : public RemoteMemory {
  private:
   Tier& tier_;
 };
+
+// Copies, and then lets a writer come before the header is looked at.
+class ChangingMemory final : public RemoteMemory {
+ public:
+  ChangingMemory(Tier& tier, std::function<void()> writer) : memory_(tier), writer_(std::move(writer)) {}
+  Result<std::uint64_t> copy_crc64(std::uint16_t arena, std::uint64_t offset, std::span<std::byte> target, std::uint64_t before) override {
+    return memory_.copy_crc64(arena, offset, target, before);
+  }
+  Result<std::uint32_t> copy_crc32c(std::uint16_t arena, std::uint64_t offset, std::span<std::byte> target) override { return memory_.copy_crc32c(arena, offset, target); }
+  Status copy(std::uint16_t arena, std::uint64_t offset, std::span<std::byte> target) override {
+    copies.push_back(target.size());
+    return memory_.copy(arena, offset, target);
+  }
+  Result<SlotHeader> header(std::uint16_t arena, std::uint64_t offset) override {
+    if (writer_) writer_();
+    return memory_.header(arena, offset);
+  }
+  std::vector<std::size_t> copies;
+
+ private:
+  TierMemory memory_;
+  std::function<void()> writer_;
+};
+
+TEST(StoreOrder, DeferredExtentsAreReadInOneCopyAndRefusedWhenAWriterComesBeforeTheHeader) {
+  const auto tier = must(open_tier("heap", {}));
+  SlotTable slots(*tier);
+  const Bytes bytes = random_bytes(4 * kExtentBytes + 9, 1);
+  const SlotIndex slot = must(slots.open(bytes.size()));
+  std::vector<std::uint32_t> crcs(5);
+  ManifestEntry entry;
+  entry.id = BlockId{42};
+  entry.version = {1, 2};
+  entry.raw_size = entry.stored_size = bytes.size();
+  entry.crc64 = copy_crc64_extents(slots.payload(slot).data(), bytes.data(), bytes.size(), crcs);
+  entry.extent_table_crc = slots.seal(slot, {entry.id, entry.version, DType::kU8, CodecId::kRaw, bytes.size(), entry.crc64}, crcs);
+  const Locator place = slots.locator(slot);
+  const auto read = [&](ByteRange range, std::size_t extents, const std::function<void()>& writer) {
+    ChangingMemory memory(*tier, writer);
+    SlotReader reader(memory, {});
+    Bytes target(static_cast<std::size_t>(range.size));
+    std::vector<ExtentCheck> checks(extents);
+    BlockRead item{entry, place, range, target, {}, checks};
+    reader.read(item);
+    EXPECT_EQ(memory.copies.size(), 2U) << "the table, and all deferred extents";
+    if (!writer) {
+      must(item.result);
+      must(verify_extents(target, checks));
+      EXPECT_TRUE(std::equal(target.begin(), target.end(), bytes.begin() + static_cast<std::ptrdiff_t>(range.offset)));
+    }
+    return item.result.ok() ? "ok" : code_name(item.result.error().code());
+  };
+  EXPECT_EQ(read({0, bytes.size()}, 5, {}), "ok");
+  EXPECT_EQ(read({5, bytes.size() - 5}, 4, {}), "ok");
+  EXPECT_EQ(read({0, bytes.size() - 1}, 4, {}), "ok");
+  EXPECT_EQ(read({5, bytes.size() - 10}, 3, {}), "ok");
+  EXPECT_EQ(read({5, bytes.size() - 10}, 3, [&] { slots.withdraw(slot); }), "stale");
+  EXPECT_EQ(read({0, bytes.size()}, 5, {[] {}}), "stale") << "it stays withdrawn";
+}
+
+TEST(Shm, DeferredExtentsOfABlockLargeEnoughForTwoThreadsArriveWhole) {
+  Rig rig;
+  const Bytes bytes = random_bytes(kTwoThreadsFrom + 5 * kExtentBytes + 77, 3);
+  rig.publish({{"w", bytes}});
+  const Snapshot snapshot = rig.snapshot();
+  for (const bool drop : {false, true}) {
+    const auto link = connect(rig, {{}, drop});
+    for (const ByteRange& range : {ByteRange{0, bytes.size()}, ByteRange{1, bytes.size() - 2}}) {
+      Bytes target(static_cast<std::size_t>(range.size));
+      std::vector<ExtentCheck> checks(range.offset == 0 ? 518 : 516);
+      BlockRead item = snapshot.read_of("w", range, target);
+      item.checks = checks;
+      link->read({&item, 1}, in_seconds(30));
+      must(item.result);
+      EXPECT_TRUE(std::equal(target.begin(), target.end(), bytes.begin() + static_cast<std::ptrdiff_t>(range.offset)));
+      must(verify_extents(target, checks));
+    }
+  }
+}
 
 // One slot is rewritten at full speed with payloads whose every word is the version, by non-temporal stores; readers look with
 // seq alone. DESIGN section 4: without the writer's fences, 773 of 3 million rewrites were read as "even, old payload".

@@ -73,6 +73,12 @@ std::uint32_t copy_crc32c(std::byte* target, const std::byte* source, std::size_
   return ended(crc::chosen_body().copy_crc32c(target, source, size, before, stream), stream, stores);
 }
 
+void copy_bytes(std::byte* target, const std::byte* source, std::size_t size, Stores stores) noexcept {
+  const bool stream = streams(size, stores);
+  crc::chosen_body().copy(target, source, size, stream);
+  if (stream && stores != Stores::kStreamingOpen) end_streaming();
+}
+
 void end_streaming() noexcept {
 #ifdef __x86_64__
   _mm_sfence();

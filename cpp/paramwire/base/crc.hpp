@@ -56,6 +56,9 @@ std::uint64_t copy_crc64_extents(std::byte* target, const std::byte* source, std
 std::uint32_t copy_crc32c(std::byte* target, const std::byte* source, std::size_t size, std::uint32_t before = 0,
                           Stores stores = Stores::kBySize) noexcept;
 
+// As copy_crc64 without a CRC: for bytes that somebody else checks.
+void copy_bytes(std::byte* target, const std::byte* source, std::size_t size, Stores stores = Stores::kBySize) noexcept;
+
 // The body that runs in this process: "vpclmulqdq", "isa-l", or "atomic-words" in ThreadSanitizer builds. For
 // `doctor` and bench records.
 std::string_view crc_implementation() noexcept;

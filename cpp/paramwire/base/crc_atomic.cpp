@@ -95,8 +95,10 @@ std::uint32_t copy_crc32c(std::byte* target, const std::byte* source, std::size_
   return before;
 }
 
+void copy(std::byte* target, const std::byte* source, std::size_t size, bool) noexcept { copy_atomic(target, source, size); }
+
 }  // namespace
 
-const Body kAtomicBody = {"atomic-words", crc64, crc32c, copy_crc64, copy_crc64_extents, copy_crc32c};
+const Body kAtomicBody = {"atomic-words", crc64, crc32c, copy_crc64, copy_crc64_extents, copy_crc32c, copy};
 
 }  // namespace paramwire::crc

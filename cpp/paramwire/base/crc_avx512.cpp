@@ -202,6 +202,19 @@ class FoldingBoth {
   Folding<Crc32cPolynomial> two_;
 };
 
+// No CRC: what a plain copy feeds.
+class FoldingNone {
+ public:
+  PARAMWIRE_PART void head(__m512i, std::size_t) noexcept {}
+  PARAMWIRE_PART void block(__m512i) noexcept {}
+  PARAMWIRE_PART void begin(__m512i, __m512i, __m512i, __m512i) noexcept {}
+  template <std::size_t kStride>
+  PARAMWIRE_PART void next(__m512i, __m512i, __m512i, __m512i) noexcept {}
+  template <std::size_t kApart>
+  PARAMWIRE_PART void end() noexcept {}
+  PARAMWIRE_PART void tail(__m512i, std::size_t) noexcept {}
+};
+
 enum class Target { kNone, kCached, kStream };
 
 // Makes the value of `bytes` unknown to the compiler, so that it cannot load the source a second time for a second
@@ -358,7 +371,17 @@ PARAMWIRE_BODY std::uint64_t copy_crc64_extents(std::byte* target, const std::by
   return ~state;
 }
 
-constexpr Body kBody = {"vpclmulqdq", crc64, crc32c, copy_crc64, copy_crc64_extents, copy_crc32c};
+PARAMWIRE_BODY void copy_plain_streaming(std::byte* target, const std::byte* source, std::size_t size) noexcept {
+  FoldingNone none;
+  feed<Target::kStream>(none, target, source, size);
+}
+
+void copy_plain(std::byte* target, const std::byte* source, std::size_t size, bool stream) noexcept {
+  if (stream && size >= kWideFrom) return copy_plain_streaming(target, source, size);
+  if (size != 0) std::memcpy(target, source, size);
+}
+
+constexpr Body kBody = {"vpclmulqdq", crc64, crc32c, copy_crc64, copy_crc64_extents, copy_crc32c, copy_plain};
 
 }  // namespace
 

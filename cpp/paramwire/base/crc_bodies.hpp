@@ -25,6 +25,7 @@ struct Body {
                                       std::uint32_t* extents, bool stream) noexcept;
   std::uint32_t (*copy_crc32c)(std::byte* target, const std::byte* source, std::size_t size, std::uint32_t before,
                                bool stream) noexcept;
+  void (*copy)(std::byte* target, const std::byte* source, std::size_t size, bool stream) noexcept;
 };
 
 // ISA-L for the CRCs, 4 KiB steps. Every machine that ISA-L builds for; streams on x86-64 with AVX.

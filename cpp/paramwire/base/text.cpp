@@ -24,4 +24,6 @@ std::string hex64(std::uint64_t value) {
   return out;
 }
 
+std::string hex32(std::uint32_t value) { return hex64(value).substr(8); }
+
 }  // namespace paramwire

@@ -43,5 +43,7 @@ std::string cat(const Parts&... parts) {
 std::string human_bytes(std::uint64_t bytes);
 // 16 lower-case hex digits, most significant first.
 std::string hex64(std::uint64_t value);
+// 8 of them.
+std::string hex32(std::uint32_t value);
 
 }  // namespace paramwire

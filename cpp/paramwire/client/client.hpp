@@ -12,6 +12,7 @@
 
 #include "paramwire/base/env.hpp"
 #include "paramwire/base/error.hpp"
+#include "paramwire/base/extent_check.hpp"
 #include "paramwire/base/metrics.hpp"
 #include "paramwire/base/trace.hpp"
 #include "paramwire/base/types.hpp"
@@ -70,6 +71,15 @@ struct FetchRequest {
   std::optional<BlockId> block;              // a whole block by id (`tensor` and `part` are then unused)
   Shard part;                                // of the tensor; may span blocks
   std::span<std::byte> target;               // host memory; undefined after an error
+  // For a caller who checks CRCs itself, a GPU in its own memory say. Where given, an extent (64 KiB of a block, less at its end) that lies whole in
+  // `target` is not summed here; what it must be is in the list, in order of offset, instead. THE BYTES OF THESE EXTENTS ARE UNVERIFIED until the caller
+  // has compared all of the list (verify_extents() does so on the host). A mismatch is what kCorrupt is elsewhere: memory or a wire that is bad, on
+  // either side; nothing of the request may be used: fetch it again, and if that does not help, from another replica. Everything else is checked as
+  // always: that the bytes are of one block and version (never torn by a writer), extents that are only partly wanted, and whole blocks that have no
+  // list of CRCs to give: those of one extent or less, encoded ones, and those whose extent table exceeds kMaxTableBytes (8 GiB). These have no entry,
+  // so the list may be empty. With `verify` false it is given all the same; what has no entry is then checked by nobody.
+  // The call clears the list first, and leaves it empty unless `result` is ok. One of its own for each request; must stay as long as `target`.
+  std::vector<ExtentCheck>* checks = nullptr;
   Status result;                             // set by the call
   bool done = false;                         // set by the call: `result` is final
 };

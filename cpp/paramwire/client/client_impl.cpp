@@ -3,6 +3,8 @@
 #include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/base/thread.hpp"
+#include "paramwire/net/block_read.hpp"
+#include "paramwire/wire/message.hpp"
 
 #include <algorithm>
 #include <cassert>
@@ -280,6 +282,34 @@ void ClientImpl::renew_loop() {
 
 // ---------------------------------------------------------------- fetch
 
+namespace {
+
+// Blocks whose list of CRCs the caller can have: those that are not decoded here, and whose table DATA can carry.
+std::size_t extents_to_defer(const BlockRead& read) {
+  if (read.entry.codec != CodecId::kRaw || extent_count(read.entry.stored_size) * sizeof(ExtentRow) > kMaxTableBytes) return 0;
+  return static_cast<std::size_t>(extent_count(whole_extents(read.entry.stored_size, read.range).size));
+}
+
+}  // namespace
+
+void ClientImpl::defer_checks(const FetchRequest& request, std::span<BlockRead> reads) {
+  if (request.checks == nullptr) return;
+  std::size_t all = 0;
+  for (const BlockRead& read : reads) all += extents_to_defer(read);
+  request.checks->assign(all, {});  // before the parts: it may move
+  std::span<ExtentCheck> left(*request.checks);
+  for (BlockRead& read : reads) {
+    read.checks = left.first(extents_to_defer(read));
+    left = left.subspan(read.checks.size());
+  }
+}
+
+void ClientImpl::place_checks(const FetchRequest& request, std::span<const BlockRead> reads) noexcept {
+  for (const BlockRead& read : reads) {
+    for (ExtentCheck& check : read.checks) check.offset += static_cast<std::uint64_t>(read.target.data() - request.target.data());
+  }
+}
+
 void ClientImpl::read_raw(Link& link, std::span<BlockRead> batch, Micros until) {
   std::vector<BlockRead*> encoded;
   for (BlockRead& read : batch) {
@@ -314,6 +344,7 @@ FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<F
       batch.resize(first);
       continue;
     }
+    defer_checks(request, std::span(batch).subspan(first));
     owners.emplace_back(i, first);
   }
   if (batch.empty() && owners.empty()) return FetchMachine::Event::kRead;
@@ -345,6 +376,7 @@ FetchMachine::Event ClientImpl::read_round(const HeldManifest& held, std::span<F
       if (!error || weight(request.result.error().code()) > weight(error->code())) error = request.result.error();
       break;
     }
+    if (request.done) place_checks(request, std::span(batch).subspan(owners[o].second, end - owners[o].second));
   }
   return error ? event_of(error->code()) : FetchMachine::Event::kRead;
 }
@@ -356,7 +388,10 @@ Status ClientImpl::fetch(FetchMachine::Mode mode, std::shared_ptr<const HeldMani
   machine_options.mode = mode;
   machine_options.deadline = until;
   FetchMachine machine(machine_options);
-  for (FetchRequest& request : requests) request.done = false;
+  for (FetchRequest& request : requests) {
+    request.done = false;
+    if (request.checks != nullptr) request.checks->clear();
+  }
   LeaseId lease = 0;
   std::optional<Error> error;
   auto event = FetchMachine::Event::kBegin;
@@ -403,7 +438,9 @@ Status ClientImpl::fetch(FetchMachine::Mode mode, std::shared_ptr<const HeldMani
   }
   if (action == FetchMachine::Action::kFail) {
     for (FetchRequest& request : requests) {
-      if (!request.done) request.result = machine.failure();
+      if (request.done) continue;
+      request.result = machine.failure();
+      if (request.checks != nullptr) request.checks->clear();
     }
     return machine.failure();
   }

@@ -90,6 +90,9 @@ class ClientImpl : public std::enable_shared_from_this<ClientImpl> {
   // A thread of this client, named, that keeps it and says when it is over.
   // errors: kUnavailable when the system gives none.
   Result<std::thread> start_loop(const char* name, void (ClientImpl::*loop)(), bool& running);
+  // Of those that one request became: gives each read its part of the request's list; and when all are read, makes offsets count from the request's target.
+  static void defer_checks(const FetchRequest& request, std::span<BlockRead> reads);
+  static void place_checks(const FetchRequest& request, std::span<const BlockRead> reads) noexcept;
   // As Link::read(), with ranges and targets of raw bytes.
   void read_raw(Link& link, std::span<BlockRead> batch, Micros deadline);
   FetchMachine::Event read_round(const HeldManifest& held, std::span<FetchRequest> requests, Micros deadline, std::optional<Error>& error);

@@ -60,6 +60,7 @@ LinkStats operator+(const LinkStats& a, const LinkStats& b) {
   out.bytes += b.bytes;
   out.wire_bytes += b.wire_bytes;
   out.blocks_verified += b.blocks_verified;
+  out.extents_deferred += b.extents_deferred;
   out.changed += b.changed;
   out.corrupt += b.corrupt;
   out.views += b.views;

@@ -22,6 +22,7 @@ struct WalkNeed {
   std::uint64_t rows = 0;
   std::uint64_t row_bytes = 0;
   std::vector<std::uint64_t> cuts;  // first rows of the tensor's blocks, ascending, 0 included
+  bool keep = false;                // must stay
 };
 
 struct Piece {
@@ -46,10 +47,15 @@ struct PlanOptions {
   std::uint64_t piece_bytes = std::uint64_t{4} << 20;
   // What streaming needs to hide one transfer behind one computation; beyond this, memory keeps pieces instead.
   std::uint64_t window_bytes = std::uint64_t{16} << 20;
+  // Where a block is cut into pieces: at rows whose first byte lies a multiple of this behind the block's first, so that pieces hold whole extents
+  // (kExtentBytes), whose CRCs their consumer can check (FetchRequest::checks). Only in tensors where the largest piece becomes at most an eighth smaller
+  // by it: cut anywhere, a piece has two extents that are fetched for a part and checked on the host, which is less than what a hand-over more would
+  // cost. 0: anywhere.
+  std::uint64_t cut_bytes = 0;
 };
 
-// The smallest budget that plan_walk accepts for these needs: two pieces of the longest row, each with what its alignment in
-// the ring may cost. 0 when nothing is walked.
+// The smallest budget that plan_walk accepts for these needs: what must stay, and two pieces of the longest row of the others, each
+// with what its alignment in the ring may cost. 0 when nothing is walked.
 std::uint64_t walk_budget_min(const std::vector<WalkNeed>& needs) noexcept;
 
 // Pieces never cross a cut: each is a whole block or a range of one.
@@ -62,15 +68,20 @@ Result<WalkPlan> plan_walk(const std::vector<WalkNeed>& needs, const PlanOptions
 class WalkWindow {
  public:
   explicit WalkWindow(const WalkPlan& plan);
+  // For consumers that keep pieces in memory of their own: every piece comes through a ring of `ring_bytes` (at least two of the
+  // largest piece), those that stay once.
+  WalkWindow(const WalkPlan& plan, std::uint64_t ring_bytes);
 
   struct Start {
     std::uint64_t position = 0;    // in the endless walk; its piece is position % pieces.size()
-    std::uint64_t ring_offset = 0; // of its bytes in the ring, 64-byte aligned; unused by resident pieces and by views
+    std::uint64_t ring_offset = 0; // of its bytes in the ring, 64-byte aligned; unused by views, and by pieces kept elsewhere
   };
   // The next piece to fetch, if it fits now. Resident pieces are given in the first round only, whatever the ring holds.
   std::optional<Start> start();
-  // The consumer is done with the piece at `position`. No-op for resident pieces.
+  // The consumer is done with the piece at `position`. No-op for resident pieces that are not in the ring.
   void finish(std::uint64_t position);
+  // Whether the walk has bytes at `position`: not those of a piece that stays, after the first round.
+  bool given(std::uint64_t position) const noexcept { return position < plan_.pieces.size() || !piece(position).resident; }
 
   std::uint64_t ring_bytes() const noexcept { return ring_bytes_; }
   std::uint64_t held_bytes() const noexcept { return held_; }
@@ -83,7 +94,10 @@ class WalkWindow {
   };
   std::optional<std::uint64_t> reserve(std::uint64_t size) const;
 
+  bool in_ring(const Piece& piece) const noexcept { return through_ring_ || !piece.resident; }
+
   const WalkPlan& plan_;
+  const bool through_ring_;
   std::uint64_t ring_bytes_ = 0;
   std::uint64_t next_ = 0;
   std::deque<Span> ring_;        // in walk order

@@ -2,7 +2,7 @@
 
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/text.hpp"
-#include "paramwire/net/tcp_link.hpp"
+#include "paramwire/net/block_read.hpp"
 
 #include <algorithm>
 #include <cassert>
@@ -77,15 +77,16 @@ bool OneSidedReader::open_next() {
 Status OneSidedReader::open(Item& item) {
   const BlockRead& read = *item.read;
   const Locator& locator = read.locator;
-  PARAMWIRE_CHECK(check_range(read.entry, read.range, read.target.size()));
+  PARAMWIRE_CHECK(check_read(read));
   if (locator.header_offset % kHeaderBytes != 0) return Error(Code::kStale, cat("the locator names a slot header at ", locator.header_offset, ": take a new snapshot"));
   PARAMWIRE_CHECK(memory_->reach(locator.header_arena, locator.header_offset, kHeaderBytes));
   const ByteRange range = needed(read);
   PARAMWIRE_CHECK(memory_->reach(locator.arena, locator.payload_offset, range.offset + range.size));
   const bool whole = read.range == ByteRange{0, read.entry.stored_size};
-  const bool by_extents = !whole && range.size > 0 && extent_count(read.entry.stored_size) > 1;
+  const bool by_extents = (!whole || !read.checks.empty()) && range.size > 0 && extent_count(read.entry.stored_size) > 1;
   if (range.size > 0 && (whole || by_extents)) item.direct = memory_->registered(read.target);
   if (by_extents) item.rows = rules_.find_table(read.entry);
+  if (item.rows != nullptr) fill_checks(*item.read, *item.rows);
   if (by_extents && item.rows == nullptr) {
     const std::uint64_t size = extent_count(read.entry.stored_size) * sizeof(ExtentRow);
     PARAMWIRE_CHECK(memory_->reach(locator.arena, extent_table_offset(read.entry, locator), size));
@@ -248,6 +249,7 @@ void OneSidedReader::take_table(std::uint16_t index, const Piece& piece) {
   auto rows = parse_extent_table(item.table, item.read->entry.stored_size, item.read->entry.extent_table_crc);
   if (rows.ok()) {
     item.rows = rules_.keep_table(item.read->entry, std::move(*rows));
+    fill_checks(*item.read, *item.rows);
     ask_payload(item);
     asking_.push_back(index);
   } else {  // may be a slot that changed: the header tells which
@@ -272,7 +274,15 @@ void OneSidedReader::take_payload(Item& item, const Piece& piece) {
     if (piece.at + piece.size == item.end) item.match = options_.omitted.crc || item.crc == read.entry.crc64;
     return;
   }
+  const ByteRange deferred = deferred_bytes(read);
   for (std::uint64_t at = piece.at; !bytes.empty();) {
+    if (holds(deferred, at)) {
+      const auto part = bytes.first(static_cast<std::size_t>(std::min<std::uint64_t>(bytes.size(), deferred.offset + deferred.size - at)));
+      if (piece.staged) copy_bytes(read.target.data() + (at - read.range.offset), part.data(), part.size());
+      at += part.size();
+      bytes = bytes.subspan(part.size());
+      continue;
+    }
     const std::uint64_t extent = at / kExtentBytes;
     const std::uint64_t end = extent * kExtentBytes + (*item.rows)[extent].stored_size;
     const auto part = bytes.first(static_cast<std::size_t>(std::min<std::uint64_t>(bytes.size(), end - at)));

@@ -1,7 +1,7 @@
 #include "paramwire/net/reliable.hpp"
 
 #include "paramwire/base/text.hpp"
-#include "paramwire/net/tcp_link.hpp"
+#include "paramwire/net/block_read.hpp"
 
 #include <algorithm>
 #include <cassert>
@@ -167,7 +167,7 @@ void ReliableReader::open_stream(Stream& stream, Item& item, BlockPart part, Byt
 bool ReliableReader::open_next(Micros) {
   if (next_ == batch_.size() || open_items_ >= kOpenMax) return false;
   BlockRead& read = batch_[next_++];
-  read.result = check_range(read.entry, read.range, read.target.size());
+  read.result = check_read(read);
   if (!read.result.ok()) return true;
   if (spare_.empty()) {
     items_.push_back(std::make_unique<Item>());

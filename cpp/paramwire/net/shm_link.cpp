@@ -2,13 +2,13 @@
 
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/text.hpp"
-#include "paramwire/net/tcp_link.hpp"
+#include "paramwire/net/block_read.hpp"
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
-#include <cstring>
+#include <functional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -48,21 +48,34 @@ class ShmPin final : public BlockView::Pin {
   std::span<const std::byte> drop_;  // empty: pages stay
 };
 
-// Halves on a page, by two threads; where the system gives none, this one does both.
-std::uint64_t copy_in_halves(std::span<std::byte> target, const std::byte* source, std::uint64_t before) {
-  const std::size_t half = target.size() / 2 / 4096 * 4096;
-  const std::size_t rest = target.size() - half;
-  std::uint64_t second = 0;
-  const auto copy_second = [&] { second = copy_crc64(target.data() + half, source + half, rest, 0, Stores::kStreaming); };
+// Both by two threads; where the system gives none, this one does both.
+template <typename First, typename Second>
+void by_two_threads(const First& first, const Second& second) {
   std::thread helper;
   try {
-    helper = std::thread(copy_second);
+    helper = std::thread(std::cref(second));
   } catch (const std::system_error&) {
-    copy_second();
+    second();
   }
-  const std::uint64_t first = copy_crc64(target.data(), source, half, before, Stores::kStreaming);
+  first();
   if (helper.joinable()) helper.join();
+}
+
+std::size_t half_of(std::size_t size) { return size / 2 / 4096 * 4096; }  // on a page
+
+std::uint64_t copy_in_halves(std::span<std::byte> target, const std::byte* source, std::uint64_t before) {
+  const std::size_t half = half_of(target.size());
+  const std::size_t rest = target.size() - half;
+  std::uint64_t first = 0, second = 0;
+  by_two_threads([&] { first = copy_crc64(target.data(), source, half, before, Stores::kStreaming); },
+                 [&] { second = copy_crc64(target.data() + half, source + half, rest, 0, Stores::kStreaming); });
   return crc64_join(first, second, rest);
+}
+
+void copy_in_halves(std::span<std::byte> target, const std::byte* source) {
+  const std::size_t half = half_of(target.size());
+  by_two_threads([&] { copy_bytes(target.data(), source, half, Stores::kStreaming); },
+                 [&] { copy_bytes(target.data() + half, source + half, target.size() - half, Stores::kStreaming); });
 }
 
 // In steps, each checked while it is in cache.
@@ -135,7 +148,11 @@ class ShmLink::Memory final : public RemoteMemory {
   Status copy(std::uint16_t index, std::uint64_t offset, std::span<std::byte> target) override {
     PARAMWIRE_TRY(source, locate(index, offset, target.size()));
     if (drop_pages) return arenas_[index]->read(offset, target);
-    if (!target.empty()) std::memcpy(target.data(), source, target.size());
+    if (two_threads && target.size() >= kTwoThreadsFrom) {
+      copy_in_halves(target, source);
+    } else {
+      copy_bytes(target.data(), source, target.size());
+    }
     return {};
   }
   // The payload was loaded before: the fence keeps the compiler from moving these loads up, and x86 completes loads from
@@ -183,13 +200,8 @@ Result<std::unique_ptr<Link>> ShmLink::connect(const Endpoint& endpoint, const C
   return std::unique_ptr<Link>(std::move(link));
 }
 
-void ShmLink::count_failure(const Error& error) {
-  if (error.code() == Code::kStale) ++stats_.changed;
-  if (error.code() == Code::kCorrupt) ++stats_.corrupt;
-}
-
 Status ShmLink::read_one(BlockRead& item, Micros deadline) {
-  PARAMWIRE_CHECK(check_range(item.entry, item.range, item.target.size()));
+  PARAMWIRE_CHECK(check_read(item));
   if (steady_clock().now() >= deadline) return Error(Code::kTimeout, cat("the deadline passed before block ", item.entry.to_string(), " was read"));
   memory_->deadline = deadline;
   memory_->streaming = item.range.size >= kStreamFromBytes;
@@ -202,12 +214,7 @@ void ShmLink::read(std::span<BlockRead> batch, Micros deadline) {
   for (BlockRead& item : batch) {
     ++stats_.reads;
     item.result = usable.ok() ? read_one(item, deadline) : usable;
-    if (item.result.ok()) {
-      stats_.bytes += item.range.size;
-      if (!options_.omitted.crc) ++stats_.blocks_verified;
-    } else {
-      count_failure(item.result.error());
-    }
+    count_read(stats_, item, options_.omitted);
   }
 }
 
@@ -262,7 +269,7 @@ Result<BlockView> ShmLink::view(const ManifestEntry& entry, const Locator& locat
   Status current = reader_.rules().check_header(header, entry, locator);
   auto verified = current.ok() ? verify_view(entry, locator, payload, *arena) : Result<bool>(std::move(current).error());
   if (!verified.ok()) {
-    count_failure(verified.error());
+    count_failure(stats_, verified.error());
     return std::move(verified).error();
   }
   if (options_.drop_pages) arena->populate(bytes.data(), bytes.size());

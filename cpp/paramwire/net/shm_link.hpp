@@ -61,7 +61,6 @@ class ShmLink final : public Link {
   Status read_one(BlockRead& item, Micros deadline);
   Status need_pins(Micros deadline);
   Result<bool> verify_view(const ManifestEntry& entry, const Locator& locator, std::span<const std::byte> payload, const MappedArena& arena);
-  void count_failure(const Error& error);
 
   ForkGuard guard_;
   std::unique_ptr<ControlLink> control_;

@@ -1,6 +1,7 @@
 #include "paramwire/net/slot_reader.hpp"
 
 #include "paramwire/base/crc.hpp"
+#include "paramwire/net/block_read.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +9,7 @@
 namespace paramwire {
 
 void SlotReader::read(BlockRead& item) {
-  const bool whole = item.range == ByteRange{0, item.entry.stored_size};
+  const bool whole = item.range == ByteRange{0, item.entry.stored_size} && item.checks.empty();
   item.result = whole ? read_whole(item) : read_range(item);
 }
 
@@ -54,14 +55,23 @@ Status SlotReader::read_range(BlockRead& item) {
     PARAMWIRE_CHECK(settle(item, true));
     return SlotRules::corrupt(item.entry, rows.error().message());
   }
+  fill_checks(item, **rows);
   return read_extents(item, **rows);
 }
 
 Status SlotReader::read_extents(BlockRead& item, const ExtentRows& rows) {
+  const ByteRange deferred = deferred_bytes(item);
   bool match = true;
   std::size_t done = 0;
   while (done < item.target.size()) {
     const std::uint64_t at = item.range.offset + done;
+    if (holds(deferred, at)) {  // all of them in one copy
+      const auto size = static_cast<std::size_t>(deferred.size);
+      wire_bytes_ += size;
+      PARAMWIRE_CHECK(memory_.copy(item.locator.arena, item.locator.payload_offset + at, item.target.subspan(done, size)));
+      done += size;
+      continue;
+    }
     const std::uint64_t extent = at / kExtentBytes;
     const std::uint64_t begin = extent * kExtentBytes;
     const std::uint64_t size = rows[extent].stored_size;

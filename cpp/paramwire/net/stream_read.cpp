@@ -2,7 +2,8 @@
 
 #include "paramwire/base/crc.hpp"
 #include "paramwire/base/text.hpp"
-#include "paramwire/net/slot_reader.hpp"
+#include "paramwire/net/block_read.hpp"
+#include "paramwire/net/slot_rules.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -10,9 +11,9 @@
 namespace paramwire {
 
 StreamRead::StreamRead(BlockRead& item, const Incarnation& incarnation, const OmittedReadChecks& omitted)
-    : item_(item), incarnation_(incarnation), omitted_(omitted) {
+    : item_(item), incarnation_(incarnation), omitted_(omitted), deferred_(deferred_bytes(item)) {
   const std::uint64_t size = item.entry.stored_size;
-  whole_ = item.range == ByteRange{0, size} || extent_count(size) <= 1;
+  whole_ = (item.range == ByteRange{0, size} && item.checks.empty()) || extent_count(size) <= 1;
   stored_ = {0, size};
   if (!whole_) {
     const std::uint64_t begin = item.range.offset / kExtentBytes * kExtentBytes;
@@ -40,7 +41,7 @@ Result<Bytes> StreamRead::start(std::uint64_t request) {
   get.version = item_.entry.version;
   get.incarnation = incarnation_;
   get.range = stored_;
-  get.extent_table = !whole_ && !omitted_.crc;
+  get.extent_table = by_table();
   return get.encode(request);
 }
 
@@ -53,7 +54,7 @@ Status StreamRead::check_data(const DataMessage& data) {
     return stale(cat("version ", data.version));
   }
   if (data.stored_size != item_.entry.stored_size || data.range != stored_) return stale("another size or range");
-  if (whole_ || omitted_.crc) return {};
+  if (!by_table()) return {};
   return take_table(data.extent_table);
 }
 
@@ -61,6 +62,7 @@ Status StreamRead::take_table(std::span<const std::byte> table) {
   auto rows = parse_extent_table(table, item_.entry.stored_size, item_.entry.extent_table_crc);
   if (!rows.ok()) return Error(Code::kCorrupt, cat("block ", item_.entry.to_string(), ": ", rows.error().message()));
   rows_ = std::move(*rows);
+  fill_checks(item_, rows_);
   return {};
 }
 
@@ -118,7 +120,14 @@ void StreamRead::on_body(std::span<const std::byte> part) {
     return;
   }
   while (!part.empty()) {
-    const std::uint64_t in_extent = (stored_.offset + arrived_) % kExtentBytes;
+    const std::uint64_t at = stored_.offset + arrived_;
+    if (holds(deferred_, at)) {
+      const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(part.size(), deferred_.offset + deferred_.size - at));
+      arrived_ += n;
+      part = part.subspan(n);
+      continue;
+    }
+    const std::uint64_t in_extent = at % kExtentBytes;
     const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(part.size(), kExtentBytes - in_extent));
     extent_crc_ = crc32c(part.first(n), extent_crc_);
     arrived_ += n;
@@ -128,12 +137,17 @@ void StreamRead::on_body(std::span<const std::byte> part) {
 }
 
 void StreamRead::copy_body(std::byte* into, std::span<const std::byte> part) {
+  // A segment says little about the block that it is of: large blocks stream past the cache, whatever their segments' size.
+  const Stores stores = item_.range.size >= kStreamFromBytes ? Stores::kStreamingOpen : Stores::kCached;
+  const std::uint64_t at = stored_.offset + arrived_;
+  if (!part.empty() && holds(deferred_, at) && holds(deferred_, at + part.size() - 1)) {
+    copy_bytes(into, part.data(), part.size(), stores);
+    return on_body({into, part.size()});
+  }
   if (omitted_.crc || !whole_ || !result_.ok()) {
     std::memcpy(into, part.data(), part.size());
     return on_body({into, part.size()});
   }
-  // A segment says little about the block that it is of: large blocks stream past the cache, whatever their segments' size.
-  const Stores stores = item_.range.size >= kStreamFromBytes ? Stores::kStreamingOpen : Stores::kCached;
   crc64_ = copy_crc64(into, part.data(), part.size(), crc64_, stores);
   wire_bytes_ += part.size();
   arrived_ += part.size();

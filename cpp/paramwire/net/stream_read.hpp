@@ -38,7 +38,7 @@ class StreamRead {
   Status prepare();
   // The stored bytes to ask for: the whole block, or whole extents.
   ByteRange stored() const noexcept { return stored_; }
-  bool wants_table() const noexcept { return !whole_ && !omitted_.crc && stored_.size > 0; }
+  bool wants_table() const noexcept { return by_table() && stored_.size > 0; }
   // errors: kCorrupt when it is not the table that the manifest promised.
   Status take_table(std::span<const std::byte> table);
   // Where stored() goes, in order.
@@ -48,12 +48,14 @@ class StreamRead {
   std::uint64_t wire_bytes() const noexcept { return wire_bytes_; }
 
  private:
+  bool by_table() const noexcept { return !whole_ && (!omitted_.crc || deferred_.size > 0); }
   Status check_data(const DataMessage& data);
   void end_extent();
 
   BlockRead& item_;
   Incarnation incarnation_;
   OmittedReadChecks omitted_;
+  ByteRange deferred_;           // stored bytes that are not summed here
   bool whole_ = false;           // one CRC-64 over all stored bytes; else a CRC-32C an extent
   ByteRange stored_;             // asked for: whole extents
   Buffer head_, tail_;           // extents of which only a part is wanted

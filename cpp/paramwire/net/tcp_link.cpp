@@ -1,6 +1,7 @@
 #include "paramwire/net/tcp_link.hpp"
 
 #include "paramwire/base/text.hpp"
+#include "paramwire/net/block_read.hpp"
 
 #include <algorithm>
 #include <poll.h>
@@ -15,15 +16,6 @@ constexpr std::size_t kFlightsMax = 256;
 constexpr std::uint64_t kFlightBytesMax = std::uint64_t{32} << 20;
 
 }  // namespace
-
-Status check_range(const ManifestEntry& entry, const ByteRange& range, std::uint64_t target_size) {
-  if (entry.kind != EntryKind::kBlock) return Error(Code::kInvalid, cat("\"", entry.tensor, "\" is an alias and has no bytes: read its target \"", entry.target, '"'));
-  if (range.offset > entry.stored_size || range.size > entry.stored_size - range.offset) {
-    return Error(Code::kInvalid, cat("bytes ", range.offset, " and ", range.size, " more of block ", entry.to_string(), ", which has ", entry.stored_size));
-  }
-  if (target_size != range.size) return Error(Code::kInvalid, cat("a target of ", target_size, " bytes for ", range.size, " bytes of block ", entry.to_string()));
-  return {};
-}
 
 Result<std::unique_ptr<Link>> TcpLink::connect(const Endpoint& endpoint, const Caller& caller, const Incarnation& incarnation,
                                                const OmittedReadChecks& omitted, Micros deadline) {
@@ -82,7 +74,7 @@ void TcpLink::fill_window(std::span<BlockRead> batch) {
     if (!flights_.empty() && flight_bytes_ + item.range.size > kFlightBytesMax) return;
     ++next_;
     ++stats_.reads;
-    item.result = check_range(item.entry, item.range, item.target.size());
+    item.result = check_read(item);
     if (!item.result.ok()) continue;
     StreamRead read(item, incarnation_, omitted_);
     const std::uint64_t request = ++last_request_;
@@ -161,18 +153,7 @@ void TcpLink::land(Flight& flight) {
   item.result = flight.read.finish();
   flight_bytes_ -= item.range.size;
   stats_.wire_bytes += flight.read.wire_bytes();
-  record(item);
-}
-
-void TcpLink::record(const BlockRead& item) {
-  if (item.result.ok()) {
-    stats_.bytes += item.range.size;
-    if (!omitted_.crc) ++stats_.blocks_verified;
-  } else if (item.result.error().code() == Code::kStale) {
-    ++stats_.changed;
-  } else if (item.result.error().code() == Code::kCorrupt) {
-    ++stats_.corrupt;
-  }
+  count_read(stats_, item, omitted_);
 }
 
 Result<BlockView> TcpLink::view(const ManifestEntry& entry, const Locator&, ByteRange) {

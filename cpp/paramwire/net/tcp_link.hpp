@@ -49,7 +49,6 @@ class TcpLink final : public Link {
   Status parse();
   Status on_event(FrameParser::Event event);
   void land(Flight& flight);
-  void record(const BlockRead& item);
 
   ForkGuard guard_;
   Socket socket_;
@@ -67,8 +66,5 @@ class TcpLink final : public Link {
   std::string broken_by_;
   LinkStats stats_;
 };
-
-// kInvalid when `range` leaves the entry's block, or `target_size` is not the range's.
-Status check_range(const ManifestEntry& entry, const ByteRange& range, std::uint64_t target_size);
 
 }  // namespace paramwire

@@ -8,6 +8,7 @@
 
 #include "paramwire/base/env.hpp"
 #include "paramwire/base/error.hpp"
+#include "paramwire/base/extent_check.hpp"
 #include "paramwire/wire/block_header.hpp"
 #include "paramwire/wire/manifest.hpp"
 
@@ -41,6 +42,11 @@ struct BlockRead {
   //   kCorrupt      the bytes are not what the manifest promised, though nothing changed: read elsewhere
   //   kTimeout, kUnreachable   as for the link; also for those of a batch that were not reached
   Status result;
+  // Extents that the caller will check itself. Empty: every byte is checked here. Else exactly as many as whole_extents() (net/block_read.hpp) are in
+  // the range, which are then read without being summed; the link fills in what each must be, in order, from the extent table, which it checks
+  // whatever is omitted. The slot's header, versions and sequence are checked as always, and so are the extents at the range's edges. Undefined after
+  // an error.
+  std::span<ExtentCheck> checks{};
 };
 
 // What the UDP path did to get its bytes. The last five are gauges: sums over links take the largest.
@@ -86,9 +92,10 @@ struct VerbsStats {
 
 struct LinkStats {
   std::uint64_t reads = 0;             // blocks or ranges asked for
-  std::uint64_t bytes = 0;             // stored bytes handed out, verified
+  std::uint64_t bytes = 0;             // stored bytes handed out, verified but for those of deferred extents
   std::uint64_t wire_bytes = 0;        // stored bytes moved, whole extents of ranged reads and tables included
-  std::uint64_t blocks_verified = 0;   // reads that passed their CRC
+  std::uint64_t blocks_verified = 0;   // reads that passed their CRC, all of them here
+  std::uint64_t extents_deferred = 0;  // extents handed out for the caller to check (BlockRead::checks)
   std::uint64_t changed = 0;           // reads refused because the slot or version had changed
   std::uint64_t corrupt = 0;           // reads refused by CRC
   std::uint64_t views = 0;             // zero-copy views given

@@ -2,7 +2,7 @@
 
 #include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/text.hpp"
-#include "paramwire/net/tcp_link.hpp"
+#include "paramwire/net/block_read.hpp"
 #include "paramwire/net/udp_key.hpp"
 
 #include <algorithm>
@@ -124,16 +124,7 @@ void UdpLink::read(std::span<BlockRead> batch, Micros deadline) {
     reader_.abandon(status);
     if (!guard_.in_child()) control_.shutdown();  // which is for all who share it
   }
-  for (const BlockRead& item : batch) {
-    if (item.result.ok()) {
-      stats_.bytes += item.range.size;
-      if (!options_.omitted.crc) ++stats_.blocks_verified;
-    } else if (item.result.error().code() == Code::kStale) {
-      ++stats_.changed;
-    } else if (item.result.error().code() == Code::kCorrupt) {
-      ++stats_.corrupt;
-    }
-  }
+  for (const BlockRead& item : batch) count_read(stats_, item, options_.omitted);
 }
 
 Status UdpLink::run(std::size_t count, Micros deadline) {

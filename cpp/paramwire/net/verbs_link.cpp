@@ -2,6 +2,7 @@
 
 #include "paramwire/base/interrupt.hpp"
 #include "paramwire/base/text.hpp"
+#include "paramwire/net/block_read.hpp"
 #include "paramwire/net/verbs_address.hpp"
 #include "paramwire/wire/verbs_message.hpp"
 
@@ -293,16 +294,7 @@ void VerbsLink::read(std::span<BlockRead> batch, Micros deadline) {
   status = run(batch.size(), deadline);
   if (!status.ok()) fail(status);
   targets_.clear();
-  for (const BlockRead& item : batch) {
-    if (item.result.ok()) {
-      stats_.bytes += item.range.size;
-      if (!options_.omitted.crc) ++stats_.blocks_verified;
-    } else if (item.result.error().code() == Code::kStale) {
-      ++stats_.changed;
-    } else if (item.result.error().code() == Code::kCorrupt) {
-      ++stats_.corrupt;
-    }
-  }
+  for (const BlockRead& item : batch) count_read(stats_, item, options_.omitted);
 }
 
 // The queue pair goes first: then nothing can write any more into what the caller gets back.
