@@ -42,7 +42,7 @@ class ProbeTest : public testing::Test {
   Availability cuda(bool library) const {
     CudaFacts facts = look_for_cuda(root_);
     facts.library_problem = library ? "" : "libcuda.so.1: cannot open shared object file";
-    return cuda_availability(facts);
+    return cuda_unavailable(facts, false);
   }
 
   std::string root_;
@@ -241,6 +241,21 @@ TEST_F(ProbeTest, WorkingDriverLeavesOnlyTheBuild) {
   put("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580\n");
   const Availability row = cuda(true);
   EXPECT_EQ(row.reason, "not in this build; /dev/nvidia0 is there");
+  expect_parts(row.next, {"-DPARAMWIRE_CUDA=ON", "backend \"cpu\""});
+}
+
+TEST_F(ProbeTest, ABuildWithCudaDoesNotBlameItself) {
+  put("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n");
+  put("/dev/nvidia0", "");
+  put("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535\n");
+  const CudaFacts facts = [&] {
+    CudaFacts looked = look_for_cuda(root_);
+    looked.library_problem.clear();
+    return looked;
+  }();
+  const Availability row = cuda_unavailable(facts, true, "this driver supports CUDA 12.2");
+  EXPECT_FALSE(row.usable);
+  EXPECT_EQ(row.reason, "/dev/nvidia0 is there; this driver supports CUDA 12.2");
   EXPECT_EQ(row.next, "compute with backend \"cpu\"");
 }
 

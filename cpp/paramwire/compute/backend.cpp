@@ -3,10 +3,47 @@
 #include "paramwire/base/text.hpp"
 #include "paramwire/compute/cpu_backend.hpp"
 #include "paramwire/compute/cuda_probe.hpp"
+#if PARAMWIRE_HAVE_CUDA
+#include "paramwire/compute/cuda_backend.hpp"
+#endif
+
+#include <charconv>
 
 #include <algorithm>
 
 namespace paramwire {
+
+namespace {
+
+// "cuda" is cuda:0. returns: nullopt for what is no such name
+std::optional<int> cuda_ordinal(std::string_view spec) {
+  if (spec == "cuda") return 0;
+  if (!spec.starts_with("cuda:")) return std::nullopt;
+  const std::string_view digits = spec.substr(5);
+  int ordinal = 0;
+  const auto [end, fault] = std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
+  if (fault != std::errc() || end != digits.data() + digits.size() || ordinal < 0) return std::nullopt;
+  return ordinal;
+}
+
+Availability cuda_available() {
+#if PARAMWIRE_HAVE_CUDA
+  return cuda_backend_available();
+#else
+  return cuda_unavailable(look_for_cuda(""), false);
+#endif
+}
+
+Result<std::unique_ptr<Backend>> open_cuda(int ordinal) {
+#if PARAMWIRE_HAVE_CUDA
+  return open_cuda_backend(ordinal);
+#else
+  const Availability why = cuda_unavailable(look_for_cuda(""), false);
+  return Error(Code::kUnavailable, cat("cuda:", ordinal, ": ", why.reason, ". ", why.next));
+#endif
+}
+
+}  // namespace
 
 Status check_step(const Graph& graph, const SessionOptions& options, std::uint64_t position, std::span<const Token> tokens) {
   if (tokens.empty() || tokens.size() > options.step_tokens) {
@@ -55,11 +92,12 @@ Status check_view(const Binding& binding, const Pending& pending, const WeightVi
   return {};
 }
 
-std::vector<Availability> available_backends() { return {cpu_backend_available(), cuda_availability(look_for_cuda(""))}; }
+std::vector<Availability> available_backends() { return {cpu_backend_available(), cuda_available()}; }
 
 Result<std::unique_ptr<Backend>> open_backend(std::string_view spec, const BackendOptions& options) {
   if (spec == "cpu") return open_cpu_backend(options);
-  return Error(Code::kInvalid, cat("backend '", spec, "' is unknown; expected cpu"));
+  if (const auto ordinal = cuda_ordinal(spec)) return open_cuda(*ordinal);
+  return Error(Code::kInvalid, cat("backend '", spec, "' is unknown; expected cpu, cuda or cuda:N"));
 }
 
 }  // namespace paramwire

@@ -6,9 +6,13 @@
 //   session->begin(tokens);
 //   while (const Pending* pending = session->pending()) {
 //     view = the rows that `pending` names, or any first part of them;
-//     session->supply(view);      // computes before it returns: the buffer may be overwritten afterwards
+//     session->supply(view);
 //   }
 //   logits = session->finish();
+//
+// The CPU backend computes before supply() returns: the buffer may be overwritten at once. A backend with memory of its own
+// (own_memory()) copies and computes later: buffers are free again once released() has counted them, pieces that stay are
+// asked for in the first step only, and finish() waits for all.
 #pragma once
 
 #include "paramwire/base/availability.hpp"
@@ -46,6 +50,14 @@ struct Pending {
   std::span<const std::uint64_t> rows;
 };
 
+// A piece of the walk over a graph's weights, as it will be supplied.
+struct PieceLayout {
+  std::size_t need = 0;  // index into Binding::needs(), of Access::kWhole
+  std::uint64_t row_begin = 0;
+  std::uint64_t row_end = 0;
+  bool resident = false;  // stays, once supplied
+};
+
 struct SessionOptions {
   // Positions that the key/value cache can hold: 2 * caches * kv_heads * head_size * 4 bytes each, reserved at opening and
   // touched as positions come. Too small: begin() gives kBackpressure.
@@ -53,6 +65,11 @@ struct SessionOptions {
   // Most tokens of one step. Activations take about 4 * (2 * width + 3 * ffn_width) bytes for each. Larger prompts are
   // given in several steps, with the same result; texts for bidirectional attention are not cut.
   std::uint64_t step_tokens = 256;
+  // For backends with memory of their own, which place what comes once and for all: the pieces in walk order. Parameters of one
+  // axis must stay. Empty: every need is one piece, and stays.
+  std::vector<PieceLayout> pieces{};
+  // Of that memory, for pieces that stream: two slots of half of it each. At least twice the largest such piece.
+  std::uint64_t window_bytes = 0;
 };
 
 // threads: one at a time. Different sessions of a backend may run in different threads.
@@ -68,6 +85,12 @@ class Session {
 
   // What comes next; null when the step is complete, or none is running.
   virtual const Pending* pending() const noexcept = 0;
+
+  // Views that supply() took, of which the first released() may be overwritten. The same for sessions that compute at once.
+  virtual std::uint64_t supplied() const noexcept = 0;
+  virtual std::uint64_t released() = 0;
+  // Waits until released() is at least `count`, which is at most supplied(). errors: kUnavailable: the device failed.
+  virtual Status release(std::uint64_t count) = 0;
 
   // Compute with `view`, which must name the pending tensor, its dtype, and rows from Pending::next_row on.
   // errors: kInvalid naming expected and actual; the step goes on and still waits for the same rows.
@@ -92,8 +115,15 @@ class Session {
   virtual std::uint64_t state_bytes() const noexcept = 0;
 };
 
+// Host memory that weights arrive in, 64-byte aligned.
+class Staging {
+ public:
+  virtual ~Staging() = default;
+  virtual std::span<std::byte> span() noexcept = 0;
+};
+
 struct BackendOptions {
-  // Compute threads, the calling one included; 0: as many as the cores that this process may run on.
+  // Compute threads of the CPU backend, the calling one included; 0: as many as the cores that this process may run on.
   std::uint32_t threads = 0;
 };
 
@@ -106,6 +136,11 @@ class Backend {
   virtual std::string description() const = 0;
   // errors: kInvalid: a zero option, or a binding that this backend can't run; kBackpressure: memory refused.
   virtual Result<std::unique_ptr<Session>> open_session(const Binding& binding, const SessionOptions& options) = 0;
+  // Whether sessions keep pieces in memory of their own, which budgets are then about.
+  virtual bool own_memory() const noexcept { return false; }
+  // Memory that views are supplied from. For devices it is page-locked where the system allows.
+  // errors: kBackpressure.
+  virtual Result<std::unique_ptr<Staging>> allocate_staging(std::uint64_t size) = 0;
 };
 
 // What begin() and supply() refuse, the same words in every backend. check_step: everything of begin() but a running step.
@@ -115,7 +150,7 @@ Status check_view(const Binding& binding, const Pending& pending, const WeightVi
 // One line for each backend, those that this build lacks included.
 std::vector<Availability> available_backends();
 
-// spec: "cpu".
+// spec: "cpu", "cuda:N", or "cuda" for "cuda:0".
 // errors: kInvalid: an unknown name, with the known ones; kUnavailable: it can't work here, naming library and kernel.
 Result<std::unique_ptr<Backend>> open_backend(std::string_view spec, const BackendOptions& options);
 

@@ -111,6 +111,15 @@ Status check_cpu_products(const kernels::Set& set) {
 
 namespace {
 
+class HeapStaging final : public Staging {
+ public:
+  explicit HeapStaging(Buffer buffer) : buffer_(std::move(buffer)) {}
+  std::span<std::byte> span() noexcept override { return buffer_.span(); }
+
+ private:
+  Buffer buffer_;
+};
+
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(std::shared_ptr<CpuContext> context) : context_(std::move(context)) {}
@@ -120,6 +129,10 @@ class CpuBackend final : public Backend {
   }
   Result<std::unique_ptr<Session>> open_session(const Binding& binding, const SessionOptions& options) override {
     return CpuSession::open(context_, binding, options);
+  }
+  Result<std::unique_ptr<Staging>> allocate_staging(std::uint64_t size) override {
+    PARAMWIRE_TRY(buffer, Buffer::allocate(static_cast<std::size_t>(size)));
+    return std::unique_ptr<Staging>(std::make_unique<HeapStaging>(std::move(buffer)));
   }
 
  private:

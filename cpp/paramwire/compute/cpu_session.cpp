@@ -1,6 +1,7 @@
 #include "paramwire/compute/cpu_session.hpp"
 
 #include "paramwire/base/text.hpp"
+#include "paramwire/compute/value_places.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -48,36 +49,6 @@ Result<std::unique_ptr<Session>> CpuSession::open(std::shared_ptr<CpuContext> co
   return std::unique_ptr<Session>(std::move(session));
 }
 
-// Where each value lies: the lowest gap that no value alive at the same time uses. returns: floats in all.
-std::uint64_t CpuSession::place_values(std::vector<std::uint64_t>& offsets) const {
-  const std::vector<Op>& ops = binding_.graph().ops();
-  std::vector<std::size_t> last_use(ops.size());
-  for (std::size_t index = 0; index < ops.size(); ++index) {
-    last_use[index] = index;
-    for (const std::uint32_t input : ops[index].inputs) last_use[input] = index;
-  }
-  last_use.back() = ops.size();  // the output stays for the caller
-  struct Place {
-    std::uint64_t begin, end;
-    std::size_t last;
-  };
-  std::vector<Place> live;  // by begin
-  std::uint64_t total = 0;
-  offsets.assign(ops.size(), 0);
-  for (std::size_t index = 0; index < ops.size(); ++index) {
-    std::erase_if(live, [index](const Place& place) { return place.last < index; });
-    const std::uint64_t rows = ops[index].last_only ? 1 : options_.step_tokens;
-    const std::uint64_t size = round_up(rows * ops[index].width, 16);  // 64 bytes
-    std::uint64_t at = 0;
-    auto next = live.begin();
-    while (next != live.end() && next->begin - at < size) at = (next++)->end;
-    live.insert(next, {at, at + size, last_use[index]});
-    offsets[index] = at;
-    total = std::max(total, at + size);
-  }
-  return total;
-}
-
 Status CpuSession::allocate() {
   const Graph& graph = binding_.graph();
   std::uint64_t cache_floats = 0, step_floats = 0, gather_floats = 0, widest = 1, wanted = options_.step_tokens;
@@ -104,7 +75,9 @@ Status CpuSession::allocate() {
   }
   step_at_ = cache_floats;
   scratch_floats_ = round_up(std::max({kTileFloats, 4 * widest, options_.context_tokens}), 16);
-  const std::uint64_t value_floats = place_values(value_at_);
+  ValuePlaces places = place_values(graph, options_.step_tokens, last_uses(graph));
+  const std::uint64_t value_floats = places.floats;
+  value_at_ = std::move(places.offsets);
   PARAMWIRE_TRY(activations, Buffer::allocate(value_floats * sizeof(float)));
   PARAMWIRE_TRY(caches, Buffer::allocate((cache_floats + step_floats) * sizeof(float)));
   PARAMWIRE_TRY(scratch, Buffer::allocate(scratch_floats_ * context_->team->threads() * sizeof(float)));
@@ -233,6 +206,7 @@ Status CpuSession::supply(const WeightView& view) {
   }
   PARAMWIRE_CHECK(check_view(binding_, pending_, view));
   const Need& need = binding_.needs()[pending_.need];
+  ++supplied_;
   take(binding_.graph().ops()[next_op_], need, view);
   if (need.access == Access::kRowsByData) {
     while (rows_taken_ < wanted_rows_.size() && wanted_rows_[rows_taken_] < view.row_end) ++rows_taken_;

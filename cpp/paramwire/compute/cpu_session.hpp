@@ -26,6 +26,9 @@ class CpuSession final : public Session {
 
   Status begin(std::span<const Token> tokens) override;
   const Pending* pending() const noexcept override { return waiting_ ? &pending_ : nullptr; }
+  std::uint64_t supplied() const noexcept override { return supplied_; }
+  std::uint64_t released() override { return supplied_; }
+  Status release(std::uint64_t) override { return {}; }
   Status supply(const WeightView& view) override;
   Result<std::span<const float>> finish() override;
   void abandon() noexcept override;
@@ -46,7 +49,6 @@ class CpuSession final : public Session {
   CpuSession(std::shared_ptr<CpuContext> context, const Binding& binding, const SessionOptions& options)
       : context_(std::move(context)), binding_(binding), options_(options) {}
   Status allocate();
-  std::uint64_t place_values(std::vector<std::uint64_t>& offsets) const;
   std::uint32_t rotary_table(const RotaryOptions& options);
   std::uint64_t rows_of(const Op& op) const noexcept { return op.last_only ? 1 : tokens_.size(); }
   float* value(std::uint32_t op) noexcept { return reinterpret_cast<float*>(activations_.data()) + value_at_[op]; }
@@ -102,6 +104,7 @@ class CpuSession final : public Session {
   std::size_t rows_taken_ = 0;   // of wanted_rows_
   std::vector<std::uint64_t> picks_;        // of one expert: token * k + slot
   std::vector<double> means_, scales_;      // of each row, for the norm that waits: it takes (x - mean) * scale
+  std::uint64_t supplied_ = 0;
   bool running_ = false;
   bool waiting_ = false;
   std::uint32_t next_op_ = 0;    // the operation to run, or the one that waits

@@ -4,6 +4,7 @@
 #include "paramwire/base/availability.hpp"
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace paramwire {
@@ -17,7 +18,8 @@ struct CudaFacts {
 };
 // `root`: as in base/probe.hpp.
 CudaFacts look_for_cuda(const std::string& root);
-// The line of "cuda", which this build does not have; what the machine lacks, too.
-Availability cuda_availability(const CudaFacts& facts);
+// The line of "cuda" where it can't be used: what this build and the machine lack, and what to do about it.
+// problem: what else is wrong, such as the driver's words; empty: nothing known
+Availability cuda_unavailable(const CudaFacts& facts, bool in_this_build, std::string_view problem = {});
 
 }  // namespace paramwire

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <sched.h>
@@ -81,6 +82,7 @@ class StreamingEngine final : public Engine {
  private:
   Status bind(const Graph& graph);
   Status open_session();
+  Status open_window();
   Status plan();
   Status choose_source();
   void prefetch();
@@ -90,10 +92,13 @@ class StreamingEngine final : public Engine {
   Status supply_rows(const Pending& pending, const Need& need);
   Status supply_piece(const Pending& pending, const Need& need);
   Result<const Arrival*> await(std::uint64_t position);
+  void retire();
+  Status retire_one();
 
   EngineOptions options_;
   std::shared_ptr<Snapshot> snapshot_;
-  std::unique_ptr<Backend> backend_;
+  std::shared_ptr<Backend> backend_;
+  bool device_ = false;                        // the backend keeps pieces in memory of its own
   std::unique_ptr<Binding> binding_;
   std::unique_ptr<Session> session_;
   Trace* trace_ = nullptr;                     // the client's
@@ -105,6 +110,8 @@ class StreamingEngine final : public Engine {
   std::uint64_t decoding_ = 0;                 // of the budget, for encoded pieces on their way
   Buffer rows_;
   Buffer ring_;                                // copy mode
+  std::unique_ptr<Staging> staging_;           // the ring of a device
+  std::span<std::byte> ring_bytes_;            // of one of the two
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -117,7 +124,12 @@ class StreamingEngine final : public Engine {
   EngineStats stats_;
   std::vector<std::thread> threads_;
 
-  std::uint64_t at_ = 0;                       // walk position of the next piece to supply; step()'s thread only
+  std::uint64_t at_ = 0;                       // walk position of the next piece to supply; step()'s thread only, as below
+  struct OnItsWay {
+    std::uint64_t position = 0;
+    std::uint64_t supplied = 0;                // free once the session has released so many
+  };
+  std::deque<OnItsWay> on_its_way_;            // to the device, in walk order
   std::optional<Error> failed_;
 };
 
@@ -128,6 +140,7 @@ StreamingEngine::~StreamingEngine() {
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  session_.reset();  // before the memory that it copies from
 }
 
 Status StreamingEngine::prepare(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options) {
@@ -135,20 +148,41 @@ Status StreamingEngine::prepare(std::shared_ptr<Snapshot> snapshot, const Graph&
   snapshot_ = std::move(snapshot);
   trace_ = snapshot_->client_options().trace.get();
   PARAMWIRE_CHECK(bind(graph));
+  if (options_.open_backend != nullptr) {
+    backend_ = options_.open_backend;
+  } else if (options_.backend != "cpu") {  // whose threads follow from the plan
+    PARAMWIRE_TRY(backend, open_backend(options_.backend, options_.backend_options));
+    backend_ = std::move(backend);
+  }
+  device_ = backend_ != nullptr && backend_->own_memory();
   PARAMWIRE_CHECK(plan());
   PARAMWIRE_CHECK(open_session());
   PARAMWIRE_CHECK(choose_source());
-  window_ = std::make_unique<WalkWindow>(plan_);
-  resident_.resize(plan_.pieces.size());
-  if (!views_ && window_->ring_bytes() > 0) {
-    PARAMWIRE_TRY(ring, Buffer::allocate(static_cast<std::size_t>(window_->ring_bytes())));
-    ring_ = std::move(ring);
-  }
+  PARAMWIRE_CHECK(open_window());
   if (plan_.pieces.empty()) return {};
   for (unsigned i = 0; i < (views_ ? 1 : kCopyThreads); ++i) {
     PARAMWIRE_TRY(thread, start_thread("pw-prefetch", [this] { prefetch(); }));
     threads_.push_back(std::move(thread));
   }
+  return {};
+}
+
+Status StreamingEngine::open_window() {
+  resident_.resize(plan_.pieces.size());
+  if (device_) {
+    std::uint64_t largest = 0;
+    for (const Piece& piece : plan_.pieces) largest = std::max(largest, piece.bytes);
+    window_ = std::make_unique<WalkWindow>(plan_, std::max(options_.staging_bytes, 2 * (largest + 64)));
+    PARAMWIRE_TRY(staging, backend_->allocate_staging(window_->ring_bytes()));
+    staging_ = std::move(staging);
+    ring_bytes_ = staging_->span();
+    return {};
+  }
+  window_ = std::make_unique<WalkWindow>(plan_);
+  if (views_ || window_->ring_bytes() == 0) return {};
+  PARAMWIRE_TRY(ring, Buffer::allocate(static_cast<std::size_t>(window_->ring_bytes())));
+  ring_ = std::move(ring);
+  ring_bytes_ = ring_.span();
   return {};
 }
 
@@ -165,15 +199,22 @@ Status StreamingEngine::bind(const Graph& graph) {
 }
 
 Status StreamingEngine::open_session() {
-  BackendOptions backend_options = options_.backend_options;
-  if (backend_options.threads == 0) {
-    const std::uint32_t cores = usable_cores();
-    backend_options.threads = plan_.window_bytes > 0 && cores > 1 ? cores - 1 : cores;
+  if (backend_ == nullptr) {
+    BackendOptions backend_options = options_.backend_options;
+    if (backend_options.threads == 0) {
+      const std::uint32_t cores = usable_cores();
+      backend_options.threads = plan_.window_bytes > 0 && cores > 1 ? cores - 1 : cores;
+    }
+    PARAMWIRE_TRY(backend, open_backend(options_.backend, backend_options));
+    backend_ = std::move(backend);
+    stats_.threads = backend_options.threads;
   }
-  PARAMWIRE_TRY(backend, open_backend(options_.backend, backend_options));
-  backend_ = std::move(backend);
-  stats_.threads = backend_options.threads;
-  PARAMWIRE_TRY(session, backend_->open_session(*binding_, options_.session));
+  SessionOptions session_options = options_.session;
+  if (device_) {
+    for (const Piece& piece : plan_.pieces) session_options.pieces.push_back({walk_needs_[piece.need], piece.row_begin, piece.row_end, piece.resident});
+    session_options.window_bytes = plan_.window_bytes;
+  }
+  PARAMWIRE_TRY(session, backend_->open_session(*binding_, session_options));
   session_ = std::move(session);
   return {};
 }
@@ -191,7 +232,8 @@ Status StreamingEngine::plan() {
     }
     PARAMWIRE_TRY(cuts, snapshot_->row_cuts(need.tensor));
     walk_encoded_ |= encoded;
-    walk.push_back({need.tensor, need.rows, need.row_bytes, std::move(cuts)});
+    const bool vector = binding_->graph().parameters()[need.parameter].shape.rank() == 1;
+    walk.push_back({need.tensor, need.rows, need.row_bytes, std::move(cuts), device_ && vector});
     walk_needs_.push_back(i);
   }
   // Embedding rows are decoded in what two walking fetches leave of theirs; an expert is a fetch of its own size.
@@ -225,6 +267,10 @@ Status StreamingEngine::plan() {
 // Views are tried on the first piece: whether a transport gives them is its own answer.
 Status StreamingEngine::choose_source() {
   if (options_.source == EngineOptions::Source::kCopy || plan_.pieces.empty()) return {};
+  if (device_) {
+    if (options_.source != EngineOptions::Source::kView) return {};
+    return Error(Code::kUnavailable, "views lie in memory that is not page-locked, and a device copies from memory that is: take source \"copy\" or \"auto\"");
+  }
   if (walk_encoded_) {
     if (options_.source != EngineOptions::Source::kView) return {};
     return Error(Code::kUnavailable, "this model is stored encoded, and views show stored bytes: take source \"copy\" or \"auto\"");
@@ -256,7 +302,7 @@ void StreamingEngine::fetch_piece(const Piece& piece, std::uint64_t ring_offset,
     return;
   }
   std::span<std::byte> target;
-  if (piece.resident) {
+  if (piece.resident && !device_) {
     auto own = Buffer::allocate(static_cast<std::size_t>(piece.bytes));
     if (!own.ok()) {
       arrival.status = std::move(own).error();
@@ -265,7 +311,7 @@ void StreamingEngine::fetch_piece(const Piece& piece, std::uint64_t ring_offset,
     arrival.own = std::move(*own);
     target = arrival.own.span();
   } else {
-    target = ring_.span().subspan(static_cast<std::size_t>(ring_offset), static_cast<std::size_t>(piece.bytes));
+    target = ring_bytes_.subspan(static_cast<std::size_t>(ring_offset), static_cast<std::size_t>(piece.bytes));
   }
   FetchRequest request;
   request.tensor = need.tensor;
@@ -302,7 +348,7 @@ void StreamingEngine::prefetch() {
       continue;
     }
     const Piece& piece = window_->piece(start->position);
-    Arrival& arrival = piece.resident ? resident_[start->position % plan_.pieces.size()] : arrivals_[start->position];
+    Arrival& arrival = piece.resident && !device_ ? resident_[start->position % plan_.pieces.size()] : arrivals_[start->position];
     lock.unlock();
     const Micros began = steady_clock().now();
     fetch_piece(piece, start->ring_offset, arrival);
@@ -320,12 +366,19 @@ void StreamingEngine::prefetch() {
 Result<const Arrival*> StreamingEngine::await(std::uint64_t position) {
   const std::size_t index = position % plan_.pieces.size();
   const auto find = [&]() -> const Arrival* {
-    if (plan_.pieces[index].resident) return resident_[index].ready ? &resident_[index] : nullptr;
+    if (plan_.pieces[index].resident && !device_) return resident_[index].ready ? &resident_[index] : nullptr;
     const auto it = arrivals_.find(position);
     return it != arrivals_.end() && it->second.ready ? &it->second : nullptr;
   };
   std::unique_lock lock(mutex_);
   const Arrival* arrival = find();
+  // A piece that nobody has begun to fetch may want room in the ring that is still being copied from.
+  while (arrival == nullptr && !stop_ && !on_its_way_.empty() && !arrivals_.contains(position)) {
+    lock.unlock();
+    PARAMWIRE_CHECK(retire_one());
+    lock.lock();
+    arrival = find();
+  }
   if (arrival == nullptr) {
     const TraceSpan span(trace_, "stall");
     const Micros began = steady_clock().now();
@@ -349,7 +402,27 @@ Result<const Arrival*> StreamingEngine::await(std::uint64_t position) {
   return arrival;
 }
 
+// Gives the ring the room of what the device has copied.
+void StreamingEngine::retire() {
+  const std::uint64_t released = session_->released();
+  {
+    const std::lock_guard lock(mutex_);
+    for (; !on_its_way_.empty() && on_its_way_.front().supplied <= released; on_its_way_.pop_front()) {
+      arrivals_.erase(on_its_way_.front().position);
+      window_->finish(on_its_way_.front().position);
+    }
+  }
+  changed_.notify_all();
+}
+
+Status StreamingEngine::retire_one() {
+  PARAMWIRE_CHECK(session_->release(on_its_way_.front().supplied));
+  retire();
+  return {};
+}
+
 Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
+  while (device_ && !window_->given(at_)) ++at_;  // the device has it
   const Piece& piece = window_->piece(at_);
   if (walk_needs_[piece.need] != pending.need || piece.row_begin != pending.next_row) {
     return Error(Code::kInternal, cat("the walk is at rows ", piece.row_begin, " of need ", walk_needs_[piece.need], ", the session at row ",
@@ -371,7 +444,9 @@ Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
   {
     const std::lock_guard lock(mutex_);
     stats_.compute_seconds += seconds(spent);
-    if (piece.resident || !views_) {
+    if (device_) {
+      on_its_way_.push_back({at_, session_->supplied()});
+    } else if (piece.resident || !views_) {
       if (!piece.resident) arrivals_.erase(at_);
       window_->finish(at_);
     } else {
@@ -380,6 +455,7 @@ Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
       retired_bytes_ += piece.bytes;
     }
   }
+  if (device_) retire();
   changed_.notify_all();
   ++at_;
   return supplied;
@@ -441,7 +517,9 @@ Result<std::span<const float>> StreamingEngine::step(std::span<const Token> toke
     ++stats_.steps;
     stats_.tokens += tokens.size();
   }
-  return session_->finish();
+  PARAMWIRE_TRY(logits, session_->finish());
+  if (device_) retire();  // every copy is done
+  return logits;
 }
 
 EngineStats StreamingEngine::stats() const {
@@ -452,6 +530,11 @@ EngineStats StreamingEngine::stats() const {
   out.walk_bytes = plan_.walk_bytes;
   out.resident_bytes = plan_.resident_bytes;
   out.source = views_ ? "view" : "copy";
+  if (device_) {
+    // What a device holds is fixed: pieces that stay, and the slots of those that stream.
+    out.held_bytes_max = plan_.resident_bytes + plan_.window_bytes;
+    out.staging_bytes = window_->ring_bytes();
+  }
   return out;
 }
 

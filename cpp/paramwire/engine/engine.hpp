@@ -22,8 +22,12 @@ namespace paramwire {
 struct EngineOptions {
   // Most bytes of parameters held at any time: ring, resident pieces, live views, and rows by data (of embeddings, experts). 0: no
   // limit (all stay but rows by data, which are fetched as each step picks them).
+  // On a device it is about the device's memory; what arrives goes through staging_bytes of the host's.
   std::uint64_t budget_bytes = 0;
-  std::string backend = "cpu";
+  std::string backend = "cpu";  // as for open_backend()
+  // Or one that is open already, which several engines may share; then `backend` and `backend_options` are not read.
+  std::shared_ptr<Backend> open_backend;
+  std::uint64_t staging_bytes = std::uint64_t{32} << 20;  // at least two pieces of 4 MiB
   // threads = 0: all cores when every parameter stays, all but one when pieces stream, since what arrives needs a core too (two
   // cores that both compute leave each transfer to wait for a turn).
   BackendOptions backend_options;
@@ -47,6 +51,7 @@ struct EngineStats {
   std::uint64_t resident_bytes = 0;    // of them, kept
   std::uint32_t threads = 0;           // that compute
   std::string source;                  // "view" or "copy"
+  std::uint64_t staging_bytes = 0;     // of host memory that pieces pass through on their way to a device
 };
 
 class Engine {
