@@ -81,7 +81,7 @@ BAD = {
         ("cpp/paramwire/base/error.cpp", "#include <paramwire/base/error.hpp>\n", "with quotes"),
         ("cpp/paramwire/base/error.cpp", '#include "paramwire/base/gone.hpp"\n', "does not exist"),
         ("cpp/paramwire/base/error.cpp", "#include <infiniband/verbs.h>\n", "net/verbs* only"),
-        ("cpp/paramwire/base/error.cpp", "#include <cuda_runtime.h>\n", "compute/cuda_* only"),
+        ("cpp/paramwire/base/error.cpp", "#include <cuda_runtime.h>\n", "paramwire/cuda/* only"),
         ("cpp/paramwire/base/error.cpp", "#include <curl/curl.h>\n", "control/etcd_* only"),
         ("cpp/paramwire/base/error.cpp", ('#include "paramwire/base/error.hpp"', "#include <cstdint>"), "comes first"),
         ("cpp/paramwire/misc/x.cpp", "int x;\n", "'misc' is not in the layer table"),
