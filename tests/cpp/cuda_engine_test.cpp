@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -60,6 +61,8 @@ class World {
     options.session.step_tokens = 16;
     return Engine::open(must(client_->snapshot({})), graph_, options);
   }
+
+  Client& client() const { return *client_; }
 
   // The least that would do, as the refusal of one byte says.
   std::uint64_t smallest_budget(const std::shared_ptr<Backend>& backend) const {
@@ -117,6 +120,23 @@ TEST(CudaEngine, APromptInOneStepAgreesWithTheCpuBackend) {
       }
       EXPECT_EQ(gpu.blas.products() > 0, with_blas);
     }
+  }
+}
+
+TEST(CudaEngine, ExtentsAreComparedOnTheDeviceAndNotOnTheHost) {
+  LlamaConfig config = llama_config();
+  config.vocabulary = 6'000;  // a head of 768 KB, in two blocks: blocks of 64 KiB and less have no extents
+  const World world(must(llama_graph(config, Naming::kGguf)), DType::kF32);
+  const auto wanted = world.cpu_logits({{kTokens[0]}});
+  Gpu gpu(sim_options(SimOrder::kLate));
+  for (const std::uint64_t budget : {std::uint64_t{0}, std::uint64_t{400'000}}) {
+    const std::uint64_t before = world.client().stats().link.extents_deferred;
+    gpu.sim.clear_log();
+    const auto engine = must(world.open(gpu.backend, budget));
+    EXPECT_LE(largest_difference(copy(must(engine->step({&kTokens[0], 1}))), wanted[0]), kTolerance);
+    EXPECT_GE(world.client().stats().link.extents_deferred, before + 8);
+    const auto ran = gpu.sim.ran();
+    EXPECT_GT(std::count(ran.begin(), ran.end(), "pw_crc32c_extents"), 0);
   }
 }
 

@@ -1,5 +1,6 @@
 // A session on a simulated device, given its pieces by hand: which waits its two streams need, when views are free, and what it refuses.
 #include "cpp/cuda_backend_rig.hpp"
+#include "paramwire/base/crc.hpp"
 
 #include <cstring>
 #include <string>
@@ -52,23 +53,37 @@ class Fixture {
   }
   std::span<std::byte> staged(std::size_t piece) { return staging_->span().subspan(static_cast<std::size_t>(offsets_[piece]), bytes_of(piece).size()); }
 
-  // One step of one token. supply: called for each piece in turn, by number.
+  // What is pending, if it is rows by data.
+  Status supply_rows() {
+    while (const Pending* pending = session_->pending()) {
+      const Need& need = binding_.needs()[pending->need];
+      if (need.access != Access::kRowsByData) return {};
+      WeightView view{.tensor = need.tensor, .dtype = need.dtype, .row_begin = pending->next_row, .row_end = pending->next_row + 1, .data = {}};
+      view.data = std::span<const std::byte>(tensors_.at(need.tensor).bytes).subspan(static_cast<std::size_t>(view.row_begin * need.row_bytes), static_cast<std::size_t>(need.row_bytes));
+      PARAMWIRE_CHECK(session_->supply(view));
+    }
+    return {};
+  }
+  std::size_t next_piece() const {
+    const Pending& pending = *session_->pending();
+    return static_cast<std::size_t>(std::find_if(pieces_.begin(), pieces_.end(), [&](const PieceLayout& each) { return each.need == pending.need && each.row_begin == pending.next_row; }) -
+                                    pieces_.begin());
+  }
+  Status supply_next(std::span<const ExtentCheck> checks) {
+    const std::size_t at = next_piece();
+    const Need& need = binding_.needs()[pieces_[at].need];
+    return session_->supply({.tensor = need.tensor, .dtype = need.dtype, .row_begin = pieces_[at].row_begin, .row_end = pieces_[at].row_end, .data = staged(at), .checks = checks});
+  }
+
+  // One step of one token. supplied: called after each piece, with its number.
   template <typename Supplied>
   Result<std::vector<float>> step(Token token, const Supplied& supplied) {
     PARAMWIRE_CHECK(session_->begin({&token, 1}));
-    while (const Pending* pending = session_->pending()) {
-      const Need& need = binding_.needs()[pending->need];
-      WeightView view{.tensor = need.tensor, .dtype = need.dtype, .row_begin = pending->next_row, .row_end = pending->next_row + 1, .data = {}};
-      if (need.access == Access::kRowsByData) {
-        view.data = std::span<const std::byte>(tensors_.at(need.tensor).bytes).subspan(static_cast<std::size_t>(view.row_begin * need.row_bytes), static_cast<std::size_t>(need.row_bytes));
-        PARAMWIRE_CHECK(session_->supply(view));
-        continue;
-      }
-      const auto at = static_cast<std::size_t>(std::find_if(pieces_.begin(), pieces_.end(), [&](const PieceLayout& each) { return each.need == pending->need && each.row_begin == pending->next_row; }) -
-                                               pieces_.begin());
-      view.row_end = pieces_[at].row_end;
-      view.data = staged(at);
-      PARAMWIRE_CHECK(session_->supply(view));
+    PARAMWIRE_CHECK(supply_rows());
+    while (session_->pending() != nullptr) {
+      const std::size_t at = next_piece();
+      const ExtentCheck check{.offset = 0, .size = static_cast<std::uint32_t>(bytes_of(at).size()), .crc32c = crc32c(bytes_of(at))};
+      PARAMWIRE_CHECK(supply_next(with_checks ? std::span(&check, 1) : std::span<const ExtentCheck>()));
       supplied(at);
     }
     PARAMWIRE_TRY(logits, session_->finish());
@@ -85,6 +100,8 @@ class Fixture {
     for (const Token token : kTokens) out.push_back(must(oracle::step(*session, tensors_, {&token, 1}, 1'000'000)));
     return out;
   }
+
+  bool with_checks = false;  // every piece is to be compared on the device with what it must be
 
   SimCuda& sim() { return gpu_.sim; }
   Session& session() { return *session_; }
@@ -150,6 +167,44 @@ TEST(CudaSession, AViewMayBeOverwrittenOnceItIsReleasedAndNotBefore) {
       std::memset(fixture.staged(piece).data(), 0x7f, fixture.staged(piece).size());
     });
     EXPECT_EQ(largest_difference(must(logits), wanted[0]) > kTolerance, too_early);
+  }
+}
+
+TEST(CudaSession, ABitThatFlipsOnItsWayIsFoundOnTheDeviceBeforeAResultLeaves) {
+  for (const std::size_t damaged : {0U, 7U, 30U}) {
+    Fixture fixture(sim_options(SimOrder::kLate), kRows, 5, kWindow);
+    fixture.with_checks = true;
+    const auto wanted = fixture.cpu_logits();
+    EXPECT_LE(largest_difference(must(fixture.step(kTokens[0])), wanted[0]), kTolerance);
+    must(fixture.session().rewind(0));
+    std::byte& byte = fixture.staged(damaged)[3];
+    byte ^= std::byte{0x10};
+    // The piece may be one that stays, and is there: then nothing is wrong.
+    bool given = false;
+    const auto refused = fixture.step(kTokens[0], [&](std::size_t piece) { given = given || piece == damaged; });
+    ASSERT_EQ(refused.ok(), !given);
+    byte ^= std::byte{0x10};
+    if (given) {
+      EXPECT_EQ(refused.error().code(), Code::kCorrupt);
+      EXPECT_NE(refused.error().message().find("1 of "), std::string::npos) << refused.error().message();
+      EXPECT_EQ(fixture.session().position(), 0U);
+    } else {
+      must(fixture.session().rewind(0));
+    }
+    EXPECT_LE(largest_difference(must(fixture.step(kTokens[0])), wanted[0]), kTolerance) << "and the next step is right";
+    EXPECT_LE(largest_difference(must(fixture.step(kTokens[1])), wanted[1]), kTolerance);
+  }
+}
+
+TEST(CudaSession, ChecksThatAreNoRunOfExtentsAreRefused) {
+  Fixture fixture(sim_options(SimOrder::kLate), kRows, 5, kWindow);
+  const Token token = 1;
+  must(fixture.session().begin({&token, 1}));
+  must(fixture.supply_rows());
+  for (const ExtentCheck& check : {ExtentCheck{0, 0, 1}, ExtentCheck{1, 1U << 20, 1}, ExtentCheck{1U << 30, 4, 1}}) {
+    const auto refused = fixture.supply_next({&check, 1});
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code(), Code::kInvalid);
   }
 }
 

@@ -17,6 +17,7 @@
 
 #include "paramwire/base/availability.hpp"
 #include "paramwire/base/error.hpp"
+#include "paramwire/base/extent_check.hpp"
 #include "paramwire/base/types.hpp"
 #include "paramwire/compute/graph.hpp"
 
@@ -38,6 +39,9 @@ struct WeightView {
   std::uint64_t row_begin = 0;
   std::uint64_t row_end = 0;
   std::span<const std::byte> data;
+  // What extents of `data` must be, where nobody has summed them yet: contiguous, each of 64 KiB, the last of them may be shorter. For
+  // backends with memory of their own, which compare them there; finish() tells. Others are given none.
+  std::span<const ExtentCheck> checks{};
 };
 
 // What the session waits for.
@@ -98,7 +102,8 @@ class Session {
 
   // End the step. returns: float32 [output width], the one row of the graph's output (of a head: the last position's logits);
   // valid until the next begin().
-  // errors: kInvalid naming the tensor that is still pending, or that no step is running.
+  // errors: kInvalid naming the tensor that is still pending, or that no step is running; kCorrupt: extents of the step's weights
+  //         are not what WeightView::checks said, naming the first: the step has no result, and position and cache are as before begin().
   virtual Result<std::span<const float>> finish() = 0;
 
   // Drop a running step: position and cache are as before begin(). Nothing to do when none runs.

@@ -61,6 +61,13 @@ Status CudaSession::allocate() {
   emitter_ = std::make_unique<CudaEmitter>(device, context_->module, std::move(blas), binding_, options_);
   PARAMWIRE_CHECK(emitter_->prepare(compute_));
 
+  for (const CudaPiece& piece : walk_.pieces) extents_max_ = std::max(extents_max_, piece.bytes / kExtentBytes + 1);
+  PARAMWIRE_TRY(expected, cuda::DeviceMemory::allocate(device, kInFlight * 4 * extents_max_, "expected checksums"));
+  expected_ = std::move(expected);
+  PARAMWIRE_TRY(verdict, cuda::DeviceMemory::allocate(device, sizeof(cuda::Verdict), "the checks' verdict"));
+  verdict_ = std::move(verdict);
+  checked_.reserve(walk_.pieces.size());
+
   std::uint64_t row_bytes = 0;
   for (std::size_t need = 0; need < binding_.needs().size(); ++need) {
     if (binding_.needs()[need].access != Access::kRowsByData) continue;
@@ -70,7 +77,8 @@ Status CudaSession::allocate() {
   const struct {
     cuda::HostMemory* memory;
     std::uint64_t bytes;
-  } wanted[] = {{&upload_, emitter_->state_bytes()}, {&rows_, row_bytes}, {&logits_, 4 * binding_.output_width()}};
+  } wanted[] = {{&upload_, emitter_->state_bytes()}, {&rows_, row_bytes}, {&logits_, 4 * binding_.output_width()},
+                {&expected_host_, kInFlight * 4 * extents_max_}, {&verdict_host_, sizeof(cuda::Verdict)}};
   for (const auto& each : wanted) {
     PARAMWIRE_TRY(memory, cuda::HostMemory::allocate(device, each.bytes));
     *each.memory = std::move(memory);
@@ -125,8 +133,12 @@ Status CudaSession::begin(std::span<const Token> tokens) {
   fresh_pieces_ = false;
   slot_used_ = {};  // whoever ended the last step waited for all of it
   emitter_->begin_step(static_cast<std::uint32_t>(tokens_.size()));
+  checked_.clear();
+  extents_checked_ = 0;
   const Current current(*context_->device);
-  Status started = current.status().ok() ? advance() : current.status();
+  Status started = current.status();
+  if (started.ok()) started = copy_.fill(verdict_.address(), std::byte{0xff}, verdict_.size());
+  if (started.ok()) started = advance();
   if (!started.ok()) abandon();
   return started;
 }
@@ -214,12 +226,56 @@ Status CudaSession::supply_piece(const WeightView& view) {
     at = slots_.address() + slot_ * walk_.slot_bytes + piece.offset;
   }
   PARAMWIRE_CHECK(copy_.to_device(at, view.data));
+  if (!view.checks.empty()) PARAMWIRE_CHECK(check_on_device(view, at));
   PARAMWIRE_CHECK(copy_.record(copied_[supplied_ % kInFlight]));
   ++supplied_;
   fresh_pieces_ = true;
   there_[next_piece_] = piece.layout.resident;
   ++next_piece_;
   return {};
+}
+
+// Compares what has been copied to `at` with what it must be, behind the copy.
+Status CudaSession::check_on_device(const WeightView& view, CUdeviceptr at) {
+  const std::uint64_t begin = view.checks.front().offset;
+  for (std::size_t i = 0; i < view.checks.size(); ++i) {
+    const ExtentCheck& check = view.checks[i];
+    const bool last = i + 1 == view.checks.size();
+    if (check.offset != begin + i * kExtentBytes || (last ? check.size == 0 || check.size > kExtentBytes : check.size != kExtentBytes) || check.offset + check.size > view.data.size() ||
+        i >= extents_max_) {
+      return Error(Code::kInvalid, cat("supply for tensor '", view.tensor, "': check ", i, " is of ", check.size, " bytes at ", check.offset, ", expected extents of ", kExtentBytes,
+                                       " one behind the other, within ", view.data.size(), " bytes"));
+    }
+  }
+  const std::uint64_t place = supplied_ % kInFlight * 4 * extents_max_, bytes = 4 * view.checks.size();
+  const auto expected = expected_host_.span().subspan(static_cast<std::size_t>(place), static_cast<std::size_t>(bytes));
+  for (std::size_t i = 0; i < view.checks.size(); ++i) std::memcpy(expected.data() + 4 * i, &view.checks[i].crc32c, 4);
+  PARAMWIRE_CHECK(copy_.to_device(expected_.address() + place, expected));
+  const cuda::Crc32cArgs args{.data = reinterpret_cast<const void*>(at + begin),  // NOLINT: a device address
+                              .size = view.checks.back().offset + view.checks.back().size - begin,
+                              .expected = expected_.at<const std::uint32_t>(place),
+                              .verdict = verdict_.at<cuda::Verdict>(),
+                              .extent_bytes = static_cast<std::uint32_t>(kExtentBytes),
+                              .first = extents_checked_};
+  PARAMWIRE_CHECK(context_->module->launch(copy_, cuda::Kernel::k_crc32c_extents, cuda::crc32c_extents_launch(args), args));
+  checked_.push_back({extents_checked_, next_piece_, begin});
+  extents_checked_ += static_cast<std::uint32_t>(view.checks.size());
+  return {};
+}
+
+// What the checks of the step came to; after its end.
+Status CudaSession::verdict() {
+  cuda::Verdict verdict{};
+  std::memcpy(&verdict, verdict_host_.data(), sizeof verdict);
+  const std::uint32_t bad = cuda::bad_count(verdict);
+  if (bad == 0) return {};
+  const auto behind = std::upper_bound(checked_.begin(), checked_.end(), verdict.lowest, [](std::uint32_t lowest, const Checked& each) { return lowest < each.first; });
+  const Checked& first = *(behind - 1);
+  const PieceLayout& layout = walk_.pieces[first.piece].layout;
+  for (const Checked& each : checked_) there_[each.piece] = false;  // what stays is asked for again
+  return Error(Code::kCorrupt, cat(context_->device->label(), ": ", bad, " of ", extents_checked_, " extents of this step's weights are not what the server sealed; the first is at byte ",
+                                   first.offset + (verdict.lowest - first.first) * kExtentBytes, " of rows ", layout.row_begin, " to ", layout.row_end, " of tensor '",
+                                   binding_.needs()[layout.need].tensor, "'. Fetch them again, from another replica if there is one"));
 }
 
 // Launches every segment whose pieces have all been supplied.
@@ -278,9 +334,11 @@ Result<std::span<const float>> CudaSession::finish() {
   const Current current(*context_->device);
   PARAMWIRE_CHECK(current.status());
   PARAMWIRE_CHECK(compute_.to_host(logits_.span(), emitter_->output()));
+  PARAMWIRE_CHECK(compute_.to_host(verdict_host_.span(), verdict_.address()));
   PARAMWIRE_CHECK(compute_.record(done_));
   PARAMWIRE_CHECK(done_.synchronize());
   running_ = false;
+  PARAMWIRE_CHECK(verdict());
   position_ += tokens_.size();
   return std::span<const float>(reinterpret_cast<const float*>(logits_.data()), static_cast<std::size_t>(binding_.output_width()));
 }

@@ -2,7 +2,7 @@
 //
 // Two streams: copies and checks of weights on one, computation on the other, joined by events:
 //
-//   copy:     wait(slot computed) | copy, copy, check ... | record(arrived)
+//   copy:     wait(slot computed) | copy, check, copy, check ... | record(arrived)
 //   compute:                                 wait(arrived) | segment (a captured graph) | record(slot computed)
 //
 // The wait is never part of a graph: what is captured are kernels on fixed addresses. So graphs made when the session is opened compute
@@ -62,6 +62,8 @@ class CudaSession final : public Session {
   void await();
   Status supply_rows(const WeightView& view);
   Status supply_piece(const WeightView& view);
+  Status check_on_device(const WeightView& view, CUdeviceptr at);
+  Status verdict();
   Status advance();
   std::uint64_t table_row(std::size_t index) const noexcept;
   void want_rows();
@@ -80,6 +82,17 @@ class CudaSession final : public Session {
   std::array<cuda::Event, 2> computed_;                 // by slot
   cuda::Event arrived_, done_;
   cuda::HostMemory upload_, rows_, logits_;
+  // Checks of extents: what they must be, by supply in turn, and what came out, over the whole step.
+  struct Checked {
+    std::uint32_t first = 0;  // number of its first extent in the step
+    std::size_t piece = 0;
+    std::uint64_t offset = 0;  // of its first extent in the piece
+  };
+  std::uint64_t extents_max_ = 0;  // of a piece
+  cuda::DeviceMemory expected_, verdict_;
+  cuda::HostMemory expected_host_, verdict_host_;
+  std::vector<Checked> checked_;
+  std::uint32_t extents_checked_ = 0;
 
   std::uint64_t position_ = 0;
   std::vector<Token> tokens_;

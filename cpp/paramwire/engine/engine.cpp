@@ -63,6 +63,7 @@ struct Arrival {
   bool ready = false;
   Status status;
   BlockView view;
+  std::vector<ExtentCheck> checks;   // that a device makes
   Buffer own;                        // of resident pieces in copy mode
   std::span<const std::byte> bytes;
 };
@@ -255,6 +256,7 @@ Status StreamingEngine::plan() {
     rows_bytes_ = rows.batch((options_.budget_bytes - walk_min) / 2);
     options.budget_bytes = options_.budget_bytes - rows_bytes_ - decoding_;
   }
+  if (device_) options.cut_bytes = kExtentBytes;
   PARAMWIRE_TRY(planned, plan_walk(walk, options));
   plan_ = std::move(planned);
   if (rows_bytes_ > 0) {
@@ -317,6 +319,7 @@ void StreamingEngine::fetch_piece(const Piece& piece, std::uint64_t ring_offset,
   request.tensor = need.tensor;
   request.part = part;
   request.target = target;
+  if (device_) request.checks = &arrival.checks;
   arrival.status = snapshot_->fetch(std::span(&request, 1), CallOptions{options_.fetch_timeout});
   arrival.bytes = target;
 }
@@ -435,6 +438,7 @@ Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
   view.row_begin = piece.row_begin;
   view.row_end = piece.row_end;
   view.data = arrival->bytes;
+  view.checks = arrival->checks;
   const Micros began = steady_clock().now();
   const Status supplied = [&] {
     const TraceSpan span(trace_, "compute", piece.bytes);
@@ -517,8 +521,9 @@ Result<std::span<const float>> StreamingEngine::step(std::span<const Token> toke
     ++stats_.steps;
     stats_.tokens += tokens.size();
   }
-  PARAMWIRE_TRY(logits, session_->finish());
-  if (device_) retire();  // every copy is done
+  auto logits = session_->finish();
+  if (!logits.ok()) failed_ = logits.error();
+  if (device_ && logits.ok()) retire();  // every copy is done
   return logits;
 }
 
