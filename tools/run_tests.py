@@ -30,7 +30,7 @@ SHOWN_LINES = 120
 # Of the command in the guest, whose processor is emulated: more than it takes on a machine that is busy otherwise.
 SOFTROCE_SECONDS = 900
 # Budgets of `make test` may not add up to more than this, in minutes, on two cores from a warm compiler cache.
-TOTAL_MINUTES = 29
+TOTAL_MINUTES = 30
 
 
 class SuiteFailed(Exception):
@@ -269,7 +269,7 @@ SUITES = (
     Suite("sim", 1, lambda run: run.ctest("dev", "sim"), "simulated clusters from seeds", ("build",), "tests/sim"),
     Suite("install", 1, lambda run: run.ctest("dev", "install"), "an example outside the tree", ("build",)),
     Suite("package", 3, lambda run: run.check(*setup("install")), "paramwire built by pip into .venv"),
-    Suite("python", 5, lambda run: run.pytest("tests/python", "-m", "not guest"), "Python tests", ("package",)),
+    Suite("python", 6, lambda run: run.pytest("tests/python", "-m", "not guest"), "Python tests", ("package",)),
     Suite("softroce", 7, softroce, "RDMA over soft-RoCE, in a guest", ("build", "package"), "tests/softroce"),
     Suite("fuzz", 3, fuzz(2), "what a fuzzer makes, for every decoder and machine", exists="tests/fuzz"),
     Suite("wheel", 1, wheel, "the self-contained wheel in a clean virtual environment", ("package",)),
