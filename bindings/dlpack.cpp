@@ -249,7 +249,7 @@ Layout layout_of(std::string_view what, const Taken& taken) {
 
 void refuse_device(std::string_view what, const Device& device, std::string_view details) {
   raise(Error(Code::kUnavailable, cat(what, " is in the memory of ", device_name(device), details,
-                                      ", and this build of paramwire has no CUDA backend, so it reads and fills host memory only: copy it to the "
+                                      ", and arrays are read and filled in host memory only: copy it to the "
                                       "host first (tensor.cpu(), cupy.asnumpy(array)), or fetch into a host array and copy that to the device")));
 }
 

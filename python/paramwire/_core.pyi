@@ -325,7 +325,7 @@ class Publish:
         heads:   (total, begin, end): the array is these of `total` heads, groups of rows of equal size
         codec:   of this tensor, as for Server.publish; by default the publish's
         errors:  TypeError for what is no array; InvalidError naming tensor, expected and given; UnavailableError for
-                 device memory (this build has no CUDA backend); BackpressureError when the store is full; CorruptError
+                 an array in device memory; BackpressureError when the store is full; CorruptError
                  when the server stored something else; DeadlineError, UnreachableError. An error of an earlier put to
                  another process may come with a later call
         blocks:  to another process, until the window of unacknowledged puts has room
@@ -1108,7 +1108,7 @@ class Engine:
 
         budget:         most bytes of parameters held at any time; 0: no limit. Rows of embeddings and experts are
                         fetched as each step picks them
-        backend:        "cpu"
+        backend:        "cpu", "cuda:N", or "cuda" for "cuda:0"; on a device `budget` is about its memory
         threads:        that compute, the calling one included; 0: as many as cores
         source:         "view" computes from the blocks where they lie (shm), "copy" from copies, "auto" takes what the
                         transport gives

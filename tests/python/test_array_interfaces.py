@@ -43,7 +43,7 @@ def test_a_cuda_array_is_refused_with_its_pointer_which_is_never_read(server, cl
     with server.publish() as p:
         p.put("w", BASE)
         with pytest.raises(
-            pw.UnavailableError, match=r'tensor "x".*CUDA.*f4 \(4, 6, 8\) at 0x00000000dead0000.*no CUDA backend'
+            pw.UnavailableError, match=r'tensor "x".*CUDA.*f4 \(4, 6, 8\) at 0x00000000dead0000.*host memory only'
         ):
             p.put("x", producer)
         with pytest.raises(pw.UnavailableError, match='tensor "x"'):
