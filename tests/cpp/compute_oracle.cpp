@@ -324,6 +324,25 @@ Tensor random_tensor(DType dtype, const Shape& shape, std::uint64_t seed) {
   return tensor_of(dtype, shape, values);
 }
 
+Tensors random_tensors(const Graph& graph, DType dtype, std::uint64_t seed) {
+  Tensors out;
+  for (const Parameter& parameter : graph.parameters()) out.emplace(parameter.name, random_tensor(dtype, parameter.shape, seed++));
+  return out;
+}
+
+LlamaConfig small_llama() {
+  LlamaConfig out;
+  out.layers = 2;
+  out.width = 32;
+  out.ffn_width = 48;
+  out.vocabulary = 96;
+  out.heads = 4;
+  out.kv_heads = 2;
+  out.attention_bias = true;
+  out.tied_head = true;
+  return out;
+}
+
 Tensor identity(std::uint64_t size) {
   std::vector<double> values(size * size);
   for (std::uint64_t i = 0; i < size; ++i) values[i * size + i] = 1;

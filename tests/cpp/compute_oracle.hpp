@@ -4,6 +4,7 @@
 
 #include "paramwire/compute/backend.hpp"
 #include "paramwire/compute/graph.hpp"
+#include "paramwire/compute/llama.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -27,6 +28,10 @@ using Tensors = std::map<std::string, Tensor>;
 // Random normal-range values in [-1, 1), rounded to `dtype`.
 Tensor random_tensor(DType dtype, const Shape& shape, std::uint64_t seed);
 Tensor tensor_of(DType dtype, const Shape& shape, const std::vector<double>& values);
+// Every parameter of the graph, by seeds that follow one another.
+Tensors random_tensors(const Graph& graph, DType dtype, std::uint64_t seed);
+// A tiny decoder that has grouped heads, biases and a tied head.
+LlamaConfig small_llama();
 Tensor identity(std::uint64_t size);
 std::vector<TensorInfo> infos(const Tensors& tensors);
 

@@ -21,25 +21,6 @@
 
 namespace paramwire::testing {
 
-inline LlamaConfig llama_config() {
-  LlamaConfig out;
-  out.layers = 2;
-  out.width = 32;
-  out.ffn_width = 48;
-  out.vocabulary = 96;
-  out.heads = 4;
-  out.kv_heads = 2;
-  out.attention_bias = true;
-  out.tied_head = true;
-  return out;
-}
-
-inline oracle::Tensors random_tensors(const Graph& graph, DType dtype, std::uint64_t seed = 300) {
-  oracle::Tensors out;
-  for (const Parameter& parameter : graph.parameters()) out.emplace(parameter.name, oracle::random_tensor(dtype, parameter.shape, seed++));
-  return out;
-}
-
 inline std::vector<float> copy(std::span<const float> values) { return {values.begin(), values.end()}; }
 
 inline SimCudaOptions sim_options(SimOrder order, std::uint64_t seed = 1) {

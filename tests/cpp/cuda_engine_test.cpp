@@ -19,12 +19,14 @@ namespace {
 
 using namespace testing;
 
+constexpr std::uint64_t kSeed = 300;
+
 const std::vector<Token> kTokens = {3, 41, 95, 3, 0, 17, 60, 22};
 
 // A server with the tensors of a graph, a client of it, and what the CPU backend makes of them.
 class World {
  public:
-  World(Graph graph, DType dtype) : graph_(std::move(graph)), tensors_(random_tensors(graph_, dtype)) {
+  World(Graph graph, DType dtype) : graph_(std::move(graph)), tensors_(oracle::random_tensors(graph_, dtype, kSeed)) {
     auto publish = must(rig_.server->publish());
     for (const auto& [name, tensor] : tensors_) {
       const std::span<const std::byte> bytes(tensor.bytes);
@@ -83,7 +85,7 @@ class World {
 
 TEST(CudaEngine, EveryBudgetOrderAndTypeComputesWhatTheCpuBackendComputes) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-    const World world(must(llama_graph(llama_config(), Naming::kGguf)), dtype);
+    const World world(must(llama_graph(oracle::small_llama(), Naming::kGguf)), dtype);
     const auto wanted = world.cpu_logits(one_by_one(kTokens));
     for (const SimOrder order : {SimOrder::kLate, SimOrder::kEager, SimOrder::kRandom}) {
       Gpu gpu(sim_options(order));
@@ -105,7 +107,7 @@ TEST(CudaEngine, EveryBudgetOrderAndTypeComputesWhatTheCpuBackendComputes) {
 
 TEST(CudaEngine, APromptInOneStepAgreesWithTheCpuBackend) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const World world(must(llama_graph(llama_config(), Naming::kGguf)), dtype);
+    const World world(must(llama_graph(oracle::small_llama(), Naming::kGguf)), dtype);
     const std::vector<std::vector<Token>> steps = {{kTokens.begin(), kTokens.begin() + 6}, {kTokens[6]}, {kTokens[7]}};
     const auto wanted = world.cpu_logits(steps);
     for (const bool with_blas : {true, false}) {
@@ -124,7 +126,7 @@ TEST(CudaEngine, APromptInOneStepAgreesWithTheCpuBackend) {
 }
 
 TEST(CudaEngine, ExtentsAreComparedOnTheDeviceAndNotOnTheHost) {
-  LlamaConfig config = llama_config();
+  LlamaConfig config = oracle::small_llama();
   config.vocabulary = 6'000;  // a head of 768 KB, in two blocks: blocks of 64 KiB and less have no extents
   const World world(must(llama_graph(config, Naming::kGguf)), DType::kF32);
   const auto wanted = world.cpu_logits({{kTokens[0]}});
@@ -163,7 +165,7 @@ TEST(CudaEngine, AnEncoderGivesTheRowsOfTheCpuBackend) {
 }
 
 TEST(CudaEngine, NothingIsAllocatedCapturedOrCreatedAfterOpening) {
-  const World world(must(llama_graph(llama_config(), Naming::kGguf)), DType::kBF16);
+  const World world(must(llama_graph(oracle::small_llama(), Naming::kGguf)), DType::kBF16);
   Gpu gpu(sim_options(SimOrder::kLate));
   const auto engine = must(world.open(gpu.backend, world.smallest_budget(gpu.backend)));
   const char* const functions[] = {"cuMemAlloc", "cuMemHostAlloc", "cuStreamCreate", "cuEventCreate", "cuStreamBeginCapture", "cuGraphInstantiate", "cuLaunchKernel"};
@@ -175,7 +177,7 @@ TEST(CudaEngine, NothingIsAllocatedCapturedOrCreatedAfterOpening) {
 }
 
 TEST(CudaEngine, AnyCallThatFailsOnceIsATypedErrorAndLeavesNothingBehind) {
-  const World world(must(llama_graph(llama_config(), Naming::kGguf)), DType::kF32);
+  const World world(must(llama_graph(oracle::small_llama(), Naming::kGguf)), DType::kF32);
   const std::vector<Token> tokens(kTokens.begin(), kTokens.begin() + 2);
   const char* const functions[] = {"cuDevicePrimaryCtxRetain", "cuMemAlloc", "cuStreamCreate", "cuEventCreate", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuStreamWaitEvent", "cuEventRecord",
                                    "cuEventSynchronize", "cuStreamSynchronize", "cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphLaunch", "cuLaunchKernel",
@@ -215,7 +217,7 @@ TEST(CudaEngine, AnyCallThatFailsOnceIsATypedErrorAndLeavesNothingBehind) {
 }
 
 TEST(CudaEngine, ALostDeviceIsUnavailableAndTheHostGoesOn) {
-  const World world(must(llama_graph(llama_config(), Naming::kGguf)), DType::kF32);
+  const World world(must(llama_graph(oracle::small_llama(), Naming::kGguf)), DType::kF32);
   Gpu gpu(sim_options(SimOrder::kLate));
   const auto engine = must(world.open(gpu.backend, world.smallest_budget(gpu.backend)));
   ASSERT_TRUE(engine->step({&kTokens[0], 1}).ok());
@@ -228,7 +230,7 @@ TEST(CudaEngine, ALostDeviceIsUnavailableAndTheHostGoesOn) {
 }
 
 TEST(CudaEngine, WithoutPinnedMemoryItIsStagedByTheDriverAndRight) {
-  const World world(must(llama_graph(llama_config(), Naming::kGguf)), DType::kF32);
+  const World world(must(llama_graph(oracle::small_llama(), Naming::kGguf)), DType::kF32);
   const auto wanted = world.cpu_logits(one_by_one(kTokens));
   SimCudaOptions options = sim_options(SimOrder::kLate);
   options.pinned_bytes = 0;
@@ -238,7 +240,7 @@ TEST(CudaEngine, WithoutPinnedMemoryItIsStagedByTheDriverAndRight) {
 }
 
 TEST(CudaEngine, WhatTheDeviceHasNoRoomForIsNamed) {
-  const World world(must(llama_graph(llama_config(), Naming::kGguf)), DType::kF32);
+  const World world(must(llama_graph(oracle::small_llama(), Naming::kGguf)), DType::kF32);
   SimCudaOptions options = sim_options(SimOrder::kLate);
   options.device_bytes = 16U << 20;  // the workspace of matrix products alone takes twice that
   Gpu gpu(std::move(options));

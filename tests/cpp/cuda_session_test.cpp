@@ -10,13 +10,15 @@ namespace {
 
 using namespace testing;
 
+constexpr std::uint64_t kSeed = 300;
+
 const std::vector<Token> kTokens = {3, 41};
 
 // The model's pieces in page-locked memory, each at its place, so that nothing but the device decides when they are read.
 class Fixture {
  public:
   Fixture(SimCudaOptions options, std::uint64_t rows, std::size_t stay, std::uint64_t window_bytes)
-      : graph_(must(llama_graph(llama_config(), Naming::kGguf))), tensors_(random_tensors(graph_, DType::kF32)), gpu_(std::move(options)),
+      : graph_(must(llama_graph(oracle::small_llama(), Naming::kGguf))), tensors_(oracle::random_tensors(graph_, DType::kF32, kSeed)), gpu_(std::move(options)),
         binding_(must(graph_.bind(oracle::infos(tensors_)))) {
     SessionOptions session;
     session.context_tokens = 16;
@@ -234,12 +236,12 @@ TEST(CudaSession, AnAbandonedStepLeavesPositionAndTheNextOneIsRight) {
 
 TEST(CudaSession, WhatItCannotComputeIsRefusedWhenItIsOpened) {
   Gpu gpu(sim_options(SimOrder::kLate));
-  LlamaConfig config = llama_config();
+  LlamaConfig config = oracle::small_llama();
   config.heads = 1;
   config.kv_heads = 1;
   config.head_size = 320;
   const Graph graph = must(llama_graph(config, Naming::kGguf));
-  const auto tensors = random_tensors(graph, DType::kF32);
+  const auto tensors = oracle::random_tensors(graph, DType::kF32, kSeed);
   const auto binding = must(graph.bind(oracle::infos(tensors)));
   const auto refused = gpu.backend->open_session(binding, {});
   ASSERT_FALSE(refused.ok());

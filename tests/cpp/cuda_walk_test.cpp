@@ -14,14 +14,8 @@ namespace paramwire {
 namespace {
 
 Binding small_model() {
-  LlamaConfig config;
-  config.layers = 2;
-  config.width = 32;
-  config.ffn_width = 48;
-  config.vocabulary = 96;
-  config.heads = 4;
-  config.kv_heads = 2;
-  config.attention_bias = true;
+  LlamaConfig config = oracle::small_llama();
+  config.tied_head = false;
   const Graph graph = testing::must(llama_graph(config, Naming::kGguf));
   std::vector<TensorInfo> tensors;
   for (const Parameter& parameter : graph.parameters()) tensors.push_back({parameter.name, DType::kBF16, parameter.shape});

@@ -27,27 +27,6 @@ constexpr std::uint64_t kNoCut = 1'000'000;  // rows of a view, more than any te
 constexpr std::uint64_t kSeed = 300;
 const std::vector<Token> kTokens = {3, 41, 95, 3, 0, 17, 60, 22};
 
-LlamaConfig config() {
-  LlamaConfig out;
-  out.layers = 2;
-  out.width = 32;
-  out.ffn_width = 48;
-  out.vocabulary = 96;
-  out.heads = 4;
-  out.kv_heads = 2;
-  out.attention_bias = true;
-  out.tied_head = true;
-  return out;
-}
-
-oracle::Tensors random_tensors(const Graph& graph, std::uint64_t seed) {
-  oracle::Tensors out;
-  for (const Parameter& parameter : graph.parameters()) {
-    out.emplace(parameter.name, oracle::random_tensor(DType::kF32, parameter.shape, seed++));
-  }
-  return out;
-}
-
 // Logits after each of `tokens`, given one at a time: so the plain session's sums are the same bits, however rows are cut
 // (CpuBackend.CutsAndThreadsDoNotChangeDecoding).
 std::vector<std::vector<float>> plain_logits(const Graph& graph, const oracle::Tensors& tensors, std::span<const Token> tokens) {
@@ -71,8 +50,8 @@ struct Way {
 class EngineTest : public ::testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
-    graph_ = testing::must(llama_graph(config(), Naming::kGguf));
-    tensors_ = random_tensors(graph_, kSeed);
+    graph_ = testing::must(llama_graph(oracle::small_llama(), Naming::kGguf));
+    tensors_ = oracle::random_tensors(graph_, DType::kF32, kSeed);
     publish(tensors_);
     ClientOptions options;
     options.transport = GetParam().transport;
@@ -199,11 +178,11 @@ TEST_P(EngineTest, RewindComputesTheSameAgainAndRefusedStepsLeaveItAsItWas) {
 
 TEST_P(EngineTest, ItStaysOnItsSnapshotWhileNewerVersionsArePublished) {
   const auto expected = plain_logits(graph_, tensors_, kTokens);
-  const oracle::Tensors other = random_tensors(graph_, kSeed + 1000);
+  const oracle::Tensors other = oracle::random_tensors(graph_, DType::kF32, kSeed + 1000);
   const auto engine = testing::must(open(3'000));
   for (std::size_t i = 0; i < kTokens.size(); ++i) {
     EXPECT_EQ(copy(testing::must(engine->step(std::span(kTokens).subspan(i, 1)))), expected[i]) << "token " << i;
-    publish(i + 1 == kTokens.size() ? other : random_tensors(graph_, kSeed + 2000 + 100 * i));
+    publish(i + 1 == kTokens.size() ? other : oracle::random_tensors(graph_, DType::kF32, kSeed + 2000 + 100 * i));
   }
   const auto next = testing::must(open(3'000));
   EXPECT_GT(next->snapshot().version(), engine->snapshot().version());
@@ -271,9 +250,9 @@ INSTANTIATE_TEST_SUITE_P(Ways, EngineTest, ::testing::ValuesIn(kWays), [](const 
 
 TEST(Engine, ViewsAskedForWhereThereAreNoneAreUnavailable) {
   testing::Rig rig;
-  const Graph graph = testing::must(llama_graph(config(), Naming::kGguf));
+  const Graph graph = testing::must(llama_graph(oracle::small_llama(), Naming::kGguf));
   auto publish = testing::must(rig.server->publish());
-  for (const auto& [name, tensor] : random_tensors(graph, kSeed)) testing::must(publish.put({name, tensor.dtype, tensor.shape, {}}, tensor.bytes));
+  for (const auto& [name, tensor] : oracle::random_tensors(graph, DType::kF32, kSeed)) testing::must(publish.put({name, tensor.dtype, tensor.shape, {}}, tensor.bytes));
   static_cast<void>(testing::must(publish.finish()));
   ClientOptions client_options;
   client_options.transport = "tcp";
@@ -307,7 +286,7 @@ class ExpertsTest : public ::testing::TestWithParam<CodecId> {
     testing::must(graph_.expert_combine("down", "bent", "route", "down", experts));
     testing::must(graph_.add("sum", "in", "down"));
     testing::must(graph_.head("out", "sum", "head", Shape{kVocabulary, kWidth}));
-    tensors_ = random_tensors(graph_, kSeed);
+    tensors_ = oracle::random_tensors(graph_, DType::kF32, kSeed);
     ClientOptions options;
     options.transport = "tcp";
     client_ = testing::must(Client::connect(rig_.tcp_endpoint().to_string(), options));
@@ -395,7 +374,7 @@ TEST(Engine, AnEncoderGivesOneRowATextAndAsksToRewind) {
   testing::must(graph.layer_norm("norm", "mix", "norm.weight", "norm.bias", 1e-12));
   testing::must(graph.mean("mean", "norm"));
   testing::must(graph.normalise("out", "mean"));
-  const oracle::Tensors tensors = random_tensors(graph, kSeed);
+  const oracle::Tensors tensors = oracle::random_tensors(graph, DType::kF32, kSeed);
   auto publish = testing::must(rig.server->publish());
   for (const auto& [name, tensor] : tensors) testing::must(publish.put({name, tensor.dtype, tensor.shape, {}}, tensor.bytes));
   static_cast<void>(testing::must(publish.finish()));

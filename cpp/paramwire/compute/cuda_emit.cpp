@@ -345,11 +345,11 @@ Status CudaEmitter::matrix(const CudaWalk& walk, const CudaAction& action, const
   const bool biased = op.parameters.size() == 2;
   const void* const bias = biased ? vector(walk, weights, first_need_[action.op], action.row_begin) : nullptr;
   const CUdeviceptr at = (piece.layout.resident ? weights.resident : weights.slot) + piece.offset;
-  return product(walk, action, reinterpret_cast<const void*>(at), stream, bias);  // NOLINT: a device address
+  return product(action, reinterpret_cast<const void*>(at), stream, bias);  // NOLINT: a device address
 }
 
 // Output columns [row_begin, row_end) of x W^T.
-Status CudaEmitter::product(const CudaWalk&, const CudaAction& action, const void* weight, const cuda::Stream& stream, const void* bias) {
+Status CudaEmitter::product(const CudaAction& action, const void* weight, const cuda::Stream& stream, const void* bias) {
   const Op& op = binding_.graph().ops()[action.op];
   const std::uint32_t input = op.inputs[0];
   const std::uint64_t columns = binding_.graph().ops()[input].width;

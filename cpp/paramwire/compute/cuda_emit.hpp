@@ -52,7 +52,6 @@ class CudaEmitter {
   Status emit(const CudaWalk& walk, const CudaSegment& segment, const CudaWeights& weights, const cuda::Stream& stream);
 
   std::uint64_t device_bytes() const noexcept;
-  const cuda::BlasLt* blas() const noexcept { return blas_.get(); }
 
  private:
   struct RotaryTable {
@@ -86,7 +85,7 @@ class CudaEmitter {
   Status elementwise(std::uint32_t op, const cuda::Stream& stream);
   Status pair(std::uint32_t op, const cuda::Stream& stream);
   Status matrix(const CudaWalk& walk, const CudaAction& action, const CudaWeights& weights, const cuda::Stream& stream);
-  Status product(const CudaWalk& walk, const CudaAction& action, const void* weight, const cuda::Stream& stream, const void* bias);
+  Status product(const CudaAction& action, const void* weight, const cuda::Stream& stream, const void* bias);
 
   const cuda::DevicePtr device_;
   const std::shared_ptr<const cuda::Module> module_;

@@ -88,7 +88,7 @@ Status CudaSession::allocate() {
   return {};
 }
 
-CudaWeights CudaSession::weights(const CudaSegment&, unsigned slot) const noexcept {
+CudaWeights CudaSession::weights(unsigned slot) const noexcept {
   return {.resident = resident_.address(), .slot = slots_.address() + slot * walk_.slot_bytes};
 }
 
@@ -100,7 +100,7 @@ Status CudaSession::capture() {
     if (segment.action_begin == segment.action_end) continue;  // a segment may hold nothing but pieces of vectors
     for (unsigned slot = 0; slot < (segment.streams ? 2U : 1U); ++slot) {
       emitter_->begin_step(1);
-      PARAMWIRE_TRY(graph, compute_.capture([&] { return emitter_->emit(walk_, segment, weights(segment, slot), compute_); }));
+      PARAMWIRE_TRY(graph, compute_.capture([&] { return emitter_->emit(walk_, segment, weights(slot), compute_); }));
       graphs_[i][slot] = std::move(graph);
     }
   }
@@ -301,7 +301,7 @@ Status CudaSession::run_segment(const CudaSegment& segment) {
     if (tokens_.size() == 1) {
       PARAMWIRE_CHECK(compute_.launch(graphs_[next_segment_][slot]));
     } else {
-      PARAMWIRE_CHECK(emitter_->emit(walk_, segment, weights(segment, slot), compute_));
+      PARAMWIRE_CHECK(emitter_->emit(walk_, segment, weights(slot), compute_));
     }
   }
   if (!segment.streams) return {};

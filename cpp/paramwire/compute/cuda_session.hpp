@@ -68,7 +68,7 @@ class CudaSession final : public Session {
   std::uint64_t table_row(std::size_t index) const noexcept;
   void want_rows();
   Status run_segment(const CudaSegment& segment);
-  CudaWeights weights(const CudaSegment& segment, unsigned slot) const noexcept;
+  CudaWeights weights(unsigned slot) const noexcept;
 
   const std::shared_ptr<const CudaContext> context_;
   const Binding binding_;
