@@ -45,6 +45,18 @@ Result<std::unique_ptr<Backend>> open_cuda(int ordinal) {
 
 }  // namespace
 
+namespace {
+Error no_memory_of_its_own(std::string_view what) {
+  return Error(Code::kUnavailable, cat(what, ": this backend keeps no weights, it computes with those that it is given; supply() others"));
+}
+}  // namespace
+
+Status Session::renew(std::span<const std::size_t>) { return no_memory_of_its_own("renew"); }
+Status Session::stage(std::size_t, const WeightView&) { return no_memory_of_its_own("stage"); }
+Status Session::stage_same(std::size_t) { return no_memory_of_its_own("stage_same"); }
+Status Session::staged() { return no_memory_of_its_own("staged"); }
+Status Session::swap() { return no_memory_of_its_own("swap"); }
+
 Status check_step(const Graph& graph, const SessionOptions& options, std::uint64_t position, std::span<const Token> tokens) {
   if (tokens.empty() || tokens.size() > options.step_tokens) {
     return Error(Code::kInvalid, cat("begin: ", tokens.size(), " tokens, expected 1 to step_tokens ", options.step_tokens));

@@ -74,6 +74,8 @@ struct SessionOptions {
   std::vector<PieceLayout> pieces{};
   // Of that memory, for pieces that stream: two slots of half of it each. At least twice the largest such piece.
   std::uint64_t window_bytes = 0;
+  // Sets of that memory for pieces that stay: with 2, stage() fills one while steps compute with the other.
+  std::uint32_t resident_sets = 1;
 };
 
 // threads: one at a time. Different sessions of a backend may run in different threads.
@@ -111,6 +113,22 @@ class Session {
 
   // Forget every position from `position` on. errors: kInvalid: beyond position(), or a step is running.
   virtual Status rewind(std::uint64_t position) = 0;
+
+  // ---- Other weights of the same names, types and shapes, where a backend has memory of its own. Nothing is made anew for them: what was captured
+  // computes with whatever lies in that memory. Elsewhere the default: kUnavailable. `piece`: an index into SessionOptions::pieces, of one that stays.
+
+  // Between steps: the next step asks for these pieces again, and computes with what it is given. errors: kInvalid: no such piece, or a step is running
+  virtual Status renew(std::span<const std::size_t> pieces);
+  // With resident_sets of 2, beside steps that run in another thread, one of the three at a time: fills the set that no step computes with.
+  // stage: from `view`, the whole piece, which must stay as it is until the next stage() or staged() has returned. Its checks are made on the device.
+  // stage_same: as the piece is in the other set, of which a finished step computed. Pieces keep what they were given until they are given something else.
+  // staged: waits for all of it. errors: kInvalid: a set of 1, a view that is not the piece, or a piece that was never staged, with its name;
+  //         kCorrupt as finish(): the pieces that were staged since the last staged() are to be staged again; kUnavailable: the device
+  virtual Status stage(std::size_t piece, const WeightView& view);
+  virtual Status stage_same(std::size_t piece);
+  virtual Status staged();
+  // Between steps, after staged(): they compute with that set from here on. errors: kInvalid: nothing was staged, or a step is running
+  virtual Status swap();
 
   // Tokens in the cache, without those of a running step.
   virtual std::uint64_t position() const noexcept = 0;

@@ -41,6 +41,7 @@ class CudaEmitter {
   // Where the step's state goes: StepState, then, for each need of Access::kRowsByData in turn, the index of every token's row
   // in rows(), [step_tokens] of 4 bytes.
   CUdeviceptr state() const noexcept { return state_.address(); }
+  cuda::StepState* step_state() const noexcept { return state_.at<cuda::StepState>(); }
   std::uint64_t state_bytes() const noexcept { return state_.size(); }
   // Where embedding rows go, packed, for the need at `need`.
   CUdeviceptr rows(std::size_t need) const noexcept;

@@ -3,6 +3,7 @@
 #include "paramwire/base/text.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -32,7 +33,6 @@ Status CudaSession::prepare() {
   }
   PARAMWIRE_TRY(walk, plan_cuda_walk(binding_, options_.pieces, options_.window_bytes / 2));
   walk_ = std::move(walk);
-  there_.assign(walk_.pieces.size(), false);
   PARAMWIRE_CHECK(allocate());
   return capture();
 }
@@ -54,19 +54,14 @@ Status CudaSession::allocate() {
     PARAMWIRE_TRY(made, cuda::BlasLt::create(device, context_->blas));
     blas = std::move(made);
   }
-  PARAMWIRE_TRY(resident, cuda::DeviceMemory::allocate(device, walk_.resident_bytes, "weights that stay"));
-  resident_ = std::move(resident);
+  sets_ = std::make_unique<CudaSets>(device, binding_, walk_);
+  PARAMWIRE_CHECK(sets_->open(options_.resident_sets, context_->module, compute_));
   PARAMWIRE_TRY(slots, cuda::DeviceMemory::allocate(device, 2 * walk_.slot_bytes, "the slots of weights that stream"));
   slots_ = std::move(slots);
   emitter_ = std::make_unique<CudaEmitter>(device, context_->module, std::move(blas), binding_, options_);
   PARAMWIRE_CHECK(emitter_->prepare(compute_));
 
-  for (const CudaPiece& piece : walk_.pieces) extents_max_ = std::max(extents_max_, piece.bytes / kExtentBytes + 1);
-  PARAMWIRE_TRY(expected, cuda::DeviceMemory::allocate(device, kInFlight * 4 * extents_max_, "expected checksums"));
-  expected_ = std::move(expected);
-  PARAMWIRE_TRY(verdict, cuda::DeviceMemory::allocate(device, sizeof(cuda::Verdict), "the checks' verdict"));
-  verdict_ = std::move(verdict);
-  checked_.reserve(walk_.pieces.size());
+  PARAMWIRE_CHECK(checks_.open(device, context_->module, walk_, kInFlight));
 
   std::uint64_t row_bytes = 0;
   for (std::size_t need = 0; need < binding_.needs().size(); ++need) {
@@ -77,8 +72,7 @@ Status CudaSession::allocate() {
   const struct {
     cuda::HostMemory* memory;
     std::uint64_t bytes;
-  } wanted[] = {{&upload_, emitter_->state_bytes()}, {&rows_, row_bytes}, {&logits_, 4 * binding_.output_width()},
-                {&expected_host_, kInFlight * 4 * extents_max_}, {&verdict_host_, sizeof(cuda::Verdict)}};
+  } wanted[] = {{&upload_, emitter_->state_bytes()}, {&rows_, row_bytes}, {&logits_, 4 * binding_.output_width()}, {&met_, sizeof cuda::StepState::met}};
   for (const auto& each : wanted) {
     PARAMWIRE_TRY(memory, cuda::HostMemory::allocate(device, each.bytes));
     *each.memory = std::move(memory);
@@ -88,22 +82,30 @@ Status CudaSession::allocate() {
   return {};
 }
 
-CudaWeights CudaSession::weights(unsigned slot) const noexcept {
-  return {.resident = resident_.address(), .slot = slots_.address() + slot * walk_.slot_bytes};
-}
-
-// Every segment, for one token and for each slot that its window may lie in. Nothing is run.
+// Every segment, for one token and for each place that its weights may lie in. Nothing is run.
 Status CudaSession::capture() {
   graphs_.resize(walk_.segments.size());
   for (std::size_t i = 0; i < walk_.segments.size(); ++i) {
-    const CudaSegment& segment = walk_.segments[i];
-    if (segment.action_begin == segment.action_end) continue;  // a segment may hold nothing but pieces of vectors
-    for (unsigned slot = 0; slot < (segment.streams ? 2U : 1U); ++slot) {
-      emitter_->begin_step(1);
-      PARAMWIRE_TRY(graph, compute_.capture([&] { return emitter_->emit(walk_, segment, weights(slot), compute_); }));
-      graphs_[i][slot] = std::move(graph);
+    for (unsigned set = 0; set < sets_->count(); ++set) {
+      for (unsigned slot = 0; slot < (walk_.segments[i].streams ? 2U : 1U); ++slot) {
+        emitter_->begin_step(1);
+        PARAMWIRE_TRY(graph, compute_.capture([&] { return emit(i, set, slot); }));
+        PARAMWIRE_CHECK(compute_.upload(graph));
+        graphs_[i][set][slot] = std::move(graph);
+      }
     }
   }
+  return {};
+}
+
+// The first kernel and the last of a step look at the generation of the weights that stay.
+Status CudaSession::emit(std::size_t index, unsigned set, unsigned slot) {
+  const cuda::GenerationArgs generation{.number = sets_->number(set), .state = emitter_->step_state()};
+  const auto check = [&] { return context_->module->launch(compute_, cuda::Kernel::k_generation, cuda::generation_launch(generation), generation); };
+  if (index == 0) PARAMWIRE_CHECK(check());
+  const CudaWeights weights{.resident = sets_->address(set), .slot = slots_.address() + slot * walk_.slot_bytes};
+  PARAMWIRE_CHECK(emitter_->emit(walk_, walk_.segments[index], weights, compute_));
+  if (index + 1 == walk_.segments.size()) PARAMWIRE_CHECK(check());
   return {};
 }
 
@@ -133,11 +135,10 @@ Status CudaSession::begin(std::span<const Token> tokens) {
   fresh_pieces_ = false;
   slot_used_ = {};  // whoever ended the last step waited for all of it
   emitter_->begin_step(static_cast<std::uint32_t>(tokens_.size()));
-  checked_.clear();
-  extents_checked_ = 0;
   const Current current(*context_->device);
   Status started = current.status();
-  if (started.ok()) started = copy_.fill(verdict_.address(), std::byte{0xff}, verdict_.size());
+  if (started.ok()) started = checks_.begin(copy_);
+  if (started.ok()) started = sets_->write_number(compute_);
   if (started.ok()) started = advance();
   if (!started.ok()) abandon();
   return started;
@@ -169,7 +170,7 @@ void CudaSession::await() {
     pending_ = {.need = rows_needs_[rows_need_], .next_row = wanted_rows_[rows_taken_], .rows = std::span<const std::uint64_t>(wanted_rows_).subspan(rows_taken_)};
     return;
   }
-  while (next_piece_ < walk_.pieces.size() && there_[next_piece_]) ++next_piece_;
+  while (next_piece_ < walk_.pieces.size() && sets_->there(next_piece_)) ++next_piece_;
   waiting_ = next_piece_ < walk_.pieces.size();
   if (!waiting_) return;
   const PieceLayout& layout = walk_.pieces[next_piece_].layout;
@@ -206,7 +207,7 @@ Status CudaSession::supply_rows(const WeightView& view) {
   want_rows();
   if (rows_need_ < rows_needs_.size()) return {};
   // Position and rows, where the kernels of every segment read them.
-  const cuda::StepState state{.position = static_cast<std::uint32_t>(position_), .tokens = static_cast<std::uint32_t>(tokens_.size())};
+  const cuda::StepState state{.position = static_cast<std::uint32_t>(position_), .tokens = static_cast<std::uint32_t>(tokens_.size()), .generation = sets_->generation(), .met = cuda::kNoGeneration};
   std::memcpy(upload_.data(), &state, sizeof state);
   return compute_.to_device(emitter_->state(), upload_.span());
 }
@@ -217,7 +218,7 @@ Status CudaSession::supply_piece(const WeightView& view) {
     return Error(Code::kInvalid, cat("supply for tensor '", view.tensor, "': given rows [", view.row_begin, ", ", view.row_end, "), expected the piece to ", piece.layout.row_end));
   }
   if (supplied_ - released_ == kInFlight) PARAMWIRE_CHECK(release(released_ + 1));
-  CUdeviceptr at = resident_.address() + piece.offset;
+  CUdeviceptr at = sets_->address(sets_->current()) + piece.offset;
   if (!piece.layout.resident) {
     if (piece.offset == 0) {  // begins its window
       slot_ = static_cast<unsigned>(windows_begun_++ % 2);
@@ -226,56 +227,27 @@ Status CudaSession::supply_piece(const WeightView& view) {
     at = slots_.address() + slot_ * walk_.slot_bytes + piece.offset;
   }
   PARAMWIRE_CHECK(copy_.to_device(at, view.data));
-  if (!view.checks.empty()) PARAMWIRE_CHECK(check_on_device(view, at));
+  PARAMWIRE_CHECK(checks_.enqueue(copy_, view, at, next_piece_, supplied_));
   PARAMWIRE_CHECK(copy_.record(copied_[supplied_ % kInFlight]));
   ++supplied_;
   fresh_pieces_ = true;
-  there_[next_piece_] = piece.layout.resident;
+  if (piece.layout.resident) sets_->set_there(next_piece_, true);
   ++next_piece_;
   return {};
 }
 
-// Compares what has been copied to `at` with what it must be, behind the copy.
-Status CudaSession::check_on_device(const WeightView& view, CUdeviceptr at) {
-  const std::uint64_t begin = view.checks.front().offset;
-  for (std::size_t i = 0; i < view.checks.size(); ++i) {
-    const ExtentCheck& check = view.checks[i];
-    const bool last = i + 1 == view.checks.size();
-    if (check.offset != begin + i * kExtentBytes || (last ? check.size == 0 || check.size > kExtentBytes : check.size != kExtentBytes) || check.offset + check.size > view.data.size() ||
-        i >= extents_max_) {
-      return Error(Code::kInvalid, cat("supply for tensor '", view.tensor, "': check ", i, " is of ", check.size, " bytes at ", check.offset, ", expected extents of ", kExtentBytes,
-                                       " one behind the other, within ", view.data.size(), " bytes"));
-    }
-  }
-  const std::uint64_t place = supplied_ % kInFlight * 4 * extents_max_, bytes = 4 * view.checks.size();
-  const auto expected = expected_host_.span().subspan(static_cast<std::size_t>(place), static_cast<std::size_t>(bytes));
-  for (std::size_t i = 0; i < view.checks.size(); ++i) std::memcpy(expected.data() + 4 * i, &view.checks[i].crc32c, 4);
-  PARAMWIRE_CHECK(copy_.to_device(expected_.address() + place, expected));
-  const cuda::Crc32cArgs args{.data = reinterpret_cast<const void*>(at + begin),  // NOLINT: a device address
-                              .size = view.checks.back().offset + view.checks.back().size - begin,
-                              .expected = expected_.at<const std::uint32_t>(place),
-                              .verdict = verdict_.at<cuda::Verdict>(),
-                              .extent_bytes = static_cast<std::uint32_t>(kExtentBytes),
-                              .first = extents_checked_};
-  PARAMWIRE_CHECK(context_->module->launch(copy_, cuda::Kernel::k_crc32c_extents, cuda::crc32c_extents_launch(args), args));
-  checked_.push_back({extents_checked_, next_piece_, begin});
-  extents_checked_ += static_cast<std::uint32_t>(view.checks.size());
-  return {};
-}
-
-// What the checks of the step came to; after its end.
+// What the kernels found of the step's weights; after its end.
 Status CudaSession::verdict() {
-  cuda::Verdict verdict{};
-  std::memcpy(&verdict, verdict_host_.data(), sizeof verdict);
-  const std::uint32_t bad = cuda::bad_count(verdict);
-  if (bad == 0) return {};
-  const auto behind = std::upper_bound(checked_.begin(), checked_.end(), verdict.lowest, [](std::uint32_t lowest, const Checked& each) { return lowest < each.first; });
-  const Checked& first = *(behind - 1);
-  const PieceLayout& layout = walk_.pieces[first.piece].layout;
-  for (const Checked& each : checked_) there_[each.piece] = false;  // what stays is asked for again
-  return Error(Code::kCorrupt, cat(context_->device->label(), ": ", bad, " of ", extents_checked_, " extents of this step's weights are not what the server sealed; the first is at byte ",
-                                   first.offset + (verdict.lowest - first.first) * kExtentBytes, " of rows ", layout.row_begin, " to ", layout.row_end, " of tensor '",
-                                   binding_.needs()[layout.need].tensor, "'. Fetch them again, from another replica if there is one"));
+  Status verdict = checks_.verdict(binding_, walk_, "this step's weights");
+  if (!verdict.ok()) {
+    checks_.for_each_piece([&](std::size_t piece) { sets_->set_there(piece, false); });  // what stays is asked for again
+    return verdict;
+  }
+  std::uint32_t met = 0;
+  std::memcpy(&met, met_.data(), sizeof met);
+  if (met == cuda::kNoGeneration) return {};
+  return Error(Code::kInternal, cat(context_->device->label(), ": a step over generation ", sets_->generation(), " of the weights met generation ", met,
+                                    " (0: they were being replaced); report this as a bug"));
 }
 
 // Launches every segment whose pieces have all been supplied.
@@ -297,12 +269,10 @@ Status CudaSession::run_segment(const CudaSegment& segment) {
     fresh_pieces_ = false;
   }
   const unsigned slot = segment.streams ? slot_ : 0;
-  if (segment.action_begin != segment.action_end) {
-    if (tokens_.size() == 1) {
-      PARAMWIRE_CHECK(compute_.launch(graphs_[next_segment_][slot]));
-    } else {
-      PARAMWIRE_CHECK(emitter_->emit(walk_, segment, weights(slot), compute_));
-    }
+  if (tokens_.size() == 1) {
+    PARAMWIRE_CHECK(compute_.launch(graphs_[next_segment_][sets_->current()][slot]));
+  } else {
+    PARAMWIRE_CHECK(emit(next_segment_, sets_->current(), slot));
   }
   if (!segment.streams) return {};
   slot_used_[slot] = true;
@@ -334,7 +304,8 @@ Result<std::span<const float>> CudaSession::finish() {
   const Current current(*context_->device);
   PARAMWIRE_CHECK(current.status());
   PARAMWIRE_CHECK(compute_.to_host(logits_.span(), emitter_->output()));
-  PARAMWIRE_CHECK(compute_.to_host(verdict_host_.span(), verdict_.address()));
+  PARAMWIRE_CHECK(compute_.to_host(met_.span(), emitter_->state() + offsetof(cuda::StepState, met)));
+  PARAMWIRE_CHECK(checks_.read(compute_));
   PARAMWIRE_CHECK(compute_.record(done_));
   PARAMWIRE_CHECK(done_.synchronize());
   running_ = false;
@@ -348,6 +319,16 @@ void CudaSession::abandon() noexcept {
   if (running_) wait();
   running_ = false;
   waiting_ = false;
+}
+
+Status CudaSession::renew(std::span<const std::size_t> pieces) {
+  if (running_) return Error(Code::kInvalid, "renew: a step is running; finish() or abandon() it first");
+  return sets_->renew(pieces);
+}
+
+Status CudaSession::swap() {
+  if (running_) return Error(Code::kInvalid, "swap: a step is running; finish() or abandon() it first");
+  return sets_->swap();
 }
 
 Status CudaSession::rewind(std::uint64_t position) {

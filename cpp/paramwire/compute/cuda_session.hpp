@@ -6,11 +6,13 @@
 //   compute:                                 wait(arrived) | segment (a captured graph) | record(slot computed)
 //
 // The wait is never part of a graph: what is captured are kernels on fixed addresses. So graphs made when the session is opened compute
-// with whatever version of the weights lies in the slots.
+// with whatever version of the weights lies in the slots, and in the set of those that stay.
 #pragma once
 
 #include "paramwire/compute/backend.hpp"
+#include "paramwire/compute/cuda_checks.hpp"
 #include "paramwire/compute/cuda_emit.hpp"
+#include "paramwire/compute/cuda_sets.hpp"
 #include "paramwire/compute/cuda_walk.hpp"
 #include "paramwire/cuda/device.hpp"
 #include "paramwire/cuda/module.hpp"
@@ -45,6 +47,11 @@ class CudaSession final : public Session {
   void abandon() noexcept override;
   Status rewind(std::uint64_t position) override;
   std::uint64_t position() const noexcept override { return position_; }
+  Status renew(std::span<const std::size_t> pieces) override;
+  Status stage(std::size_t piece, const WeightView& view) override { return sets_->stage(piece, view); }
+  Status stage_same(std::size_t piece) override { return sets_->stage_same(piece); }
+  Status staged() override { return sets_->staged(); }
+  Status swap() override;
   const Binding& binding() const noexcept override { return binding_; }
   std::uint64_t state_bytes() const noexcept override { return emitter_->device_bytes(); }
 
@@ -62,13 +69,12 @@ class CudaSession final : public Session {
   void await();
   Status supply_rows(const WeightView& view);
   Status supply_piece(const WeightView& view);
-  Status check_on_device(const WeightView& view, CUdeviceptr at);
   Status verdict();
   Status advance();
   std::uint64_t table_row(std::size_t index) const noexcept;
   void want_rows();
   Status run_segment(const CudaSegment& segment);
-  CudaWeights weights(unsigned slot) const noexcept;
+  Status emit(std::size_t segment, unsigned set, unsigned slot);
 
   const std::shared_ptr<const CudaContext> context_;
   const Binding binding_;
@@ -76,30 +82,21 @@ class CudaSession final : public Session {
   CudaWalk walk_;
   cuda::Stream copy_, compute_;
   std::unique_ptr<CudaEmitter> emitter_;
-  cuda::DeviceMemory resident_, slots_;
-  std::vector<std::array<cuda::GraphExec, 2>> graphs_;  // by segment and slot, for steps of one token
+  std::unique_ptr<CudaSets> sets_;
+  cuda::DeviceMemory slots_;
+  std::vector<std::array<std::array<cuda::GraphExec, 2>, 2>> graphs_;  // by segment, set and slot, for steps of one token
   std::array<cuda::Event, kInFlight> copied_;           // by supply, in turn
   std::array<cuda::Event, 2> computed_;                 // by slot
   cuda::Event arrived_, done_;
   cuda::HostMemory upload_, rows_, logits_;
-  // Checks of extents: what they must be, by supply in turn, and what came out, over the whole step.
-  struct Checked {
-    std::uint32_t first = 0;  // number of its first extent in the step
-    std::size_t piece = 0;
-    std::uint64_t offset = 0;  // of its first extent in the piece
-  };
-  std::uint64_t extents_max_ = 0;  // of a piece
-  cuda::DeviceMemory expected_, verdict_;
-  cuda::HostMemory expected_host_, verdict_host_;
-  std::vector<Checked> checked_;
-  std::uint32_t extents_checked_ = 0;
+  CudaChecks checks_;
+  cuda::HostMemory met_;  // StepState::met, after the step
 
   std::uint64_t position_ = 0;
   std::vector<Token> tokens_;
   std::vector<std::uint64_t> wanted_rows_;   // that the need that waits takes, distinct, ascending
   std::vector<std::size_t> rows_needs_;      // needs of Access::kRowsByData
   std::size_t rows_need_ = 0, rows_taken_ = 0;  // the one of them that waits, and how many of wanted_rows_ it has
-  std::vector<bool> there_;                  // by piece: stays, and has been supplied
   std::size_t next_piece_ = 0;
   std::size_t next_segment_ = 0;
   bool fresh_pieces_ = false;                // copied since the last segment was launched

@@ -245,6 +245,10 @@ Status Stream::launch(const GraphExec& graph) const {
   return device_->check(device_->driver().cuGraphLaunch(graph.handle(), stream_), "launching a graph");
 }
 
+Status Stream::upload(const GraphExec& graph) const {
+  return device_->check(device_->driver().cuGraphUpload(graph.handle(), stream_), "uploading a graph");
+}
+
 Status Stream::begin_capture() const {
   // Thread-local: what other threads do (prefetch threads, the user's own) neither ends this capture nor is refused because of it.
   return device_->check(device_->driver().cuStreamBeginCapture(stream_, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "beginning to capture");

@@ -235,6 +235,8 @@ class Stream {
   Status copy(CUdeviceptr target, CUdeviceptr source, std::uint64_t size) const;
   Status fill(CUdeviceptr target, std::byte value, std::uint64_t size) const;
   Status launch(const GraphExec& graph) const;
+  // Prepares the graph's first launch, which then takes no longer than others.
+  Status upload(const GraphExec& graph) const;
 
   // Captures what `enqueue` puts into this stream and what joins it (and runs none of it).
   // errors: those of enqueue; kInternal: something in it can't be captured, naming what the driver says

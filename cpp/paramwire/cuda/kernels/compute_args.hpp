@@ -14,7 +14,10 @@ namespace paramwire::cuda {
 struct StepState {
   std::uint32_t position;  // of the step's first token
   std::uint32_t tokens;    // of the step
+  std::uint32_t generation;  // of the weights that stay, which the step must meet: GenerationArgs
+  std::uint32_t met;         // another that it met, or kNoGeneration
 };
+inline constexpr std::uint32_t kNoGeneration = 0xffffffff;
 
 enum class Half : std::uint32_t { kNone = 0, kBF16 = 1, kF16 = 2 };  // what out16 holds; kNone: there is none
 

@@ -307,6 +307,13 @@ PARAMWIRE_BODY void crc64_strips_body(const Lane& lane, const Crc64Args& args) {
 }
 
 template <typename Lane>
+PARAMWIRE_BODY void generation_body(const Lane& lane, const GenerationArgs& args) {
+  if (lane.thread() != 0) return;
+  const std::uint32_t number = *args.number;
+  if (number != args.state->generation) args.state->met = number;
+}
+
+template <typename Lane>
 PARAMWIRE_BODY void crc64_join_body(const Lane& lane, const Crc64Args& args) {
   const auto message = crc_message<Crc64Xz>(args.data, args.size);
   const std::uint64_t strip = std::uint64_t{Crc64Xz::kThreads} << crc64_strip_shift(message.words);

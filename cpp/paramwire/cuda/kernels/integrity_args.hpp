@@ -32,6 +32,14 @@ struct Crc32cArgs {
 };
 Launch crc32c_extents_launch(const Crc32cArgs& args);
 
+// generation: compares what weights lie in a set of memory with what the step was told, and leaves the number that it found where they differ. It runs
+// first and last in a step: whoever fills the set meanwhile has changed its number before (to 0, which no step wants), and so is found.
+struct GenerationArgs {
+  const std::uint32_t* number;  // aligned to 4: of the set
+  StepState* state;
+};
+Launch generation_launch(const GenerationArgs& args);
+
 // CRC-64/XZ of `size` bytes, any, against *expected: crc64_strips leaves the remainders of equal strips, crc64_join (on the same stream, with
 // the same arguments) adds them up, compares, and counts the payload as number `index` where it differs. Twin: base/crc.hpp, crc64.
 struct Crc64Args {

@@ -151,6 +151,8 @@ Launch merge_launch(const MergeArgs& args) {
           .shared_bytes = 0};
 }
 
+Launch generation_launch(const GenerationArgs&) { return {}; }
+
 Launch xor_launch(const XorArgs& args) {
   return {.blocks = {blocks_for(args.size, std::uint64_t{16} * kThreads), 1, 1}, .threads = kThreads, .shared_bytes = 0};
 }

@@ -46,6 +46,7 @@
   X(expert_gemv_bf16, ExpertArgs, 128, 7, expert_body<Bf16>)                                         \
   X(expert_gemv_f16, ExpertArgs, 128, 7, expert_body<F16>)                                           \
   X(crc32c_extents, Crc32cArgs, 128, 9, crc32c_extents_body)                                        \
+  X(generation, GenerationArgs, 32, 16, generation_body)                                             \
   X(crc64_strips, Crc64Args, 256, 6, crc64_strips_body)                                              \
   X(crc64_join, Crc64Args, 256, 4, crc64_join_body)                                                  \
   X(merge_1, MergeArgs, 256, 4, merge_body<std::uint8_t>)                                            \
