@@ -74,6 +74,17 @@ class PyEngine {
       return shared->engine->rewind(position);
     }));
   }
+  // Not under the mutex: beside steps.
+  void prepare(const PySnapshot& next) {
+    check(interruptible([shared = open(), core = next.core()] { return shared->engine->prepare(core); }));
+  }
+  void adopt(py::object next) {
+    check(interruptible([shared = open(), core = next.cast<const PySnapshot&>().core()] {
+      const std::lock_guard lock(shared->mutex);
+      return shared->engine->adopt(core);
+    }));
+    owner_ = std::move(next);
+  }
   std::uint64_t position() const {
     return without_gil([shared = open()] {
       const std::lock_guard lock(shared->mutex);
@@ -86,7 +97,8 @@ class PyEngine {
     return py::dict(arg("steps") = stats.steps, arg("tokens") = stats.tokens, arg("bytes_fetched") = stats.bytes_fetched,
                     arg("pieces_fetched") = stats.pieces_fetched, arg("stall_seconds") = stats.stall_seconds, arg("compute_seconds") = stats.compute_seconds,
                     arg("fetch_seconds") = stats.fetch_seconds, arg("held_bytes_max") = stats.held_bytes_max, arg("budget_bytes") = stats.budget_bytes,
-                    arg("walk_bytes") = stats.walk_bytes, arg("resident_bytes") = stats.resident_bytes, arg("threads") = stats.threads, arg("source") = stats.source);
+                    arg("walk_bytes") = stats.walk_bytes, arg("resident_bytes") = stats.resident_bytes, arg("versions_adopted") = stats.versions_adopted,
+                    arg("threads") = stats.threads, arg("source") = stats.source);
   }
   std::string description() const { return open()->engine->description(); }
   void close() {
@@ -117,7 +129,7 @@ class PyEngine {
 void bind_engine(py::module_& module) {
   py::class_<PyEngine>(module, "Engine", py::is_final())
       .def(py::init([](py::object snapshot, const PyGraph& graph, std::uint64_t budget, const std::string& backend, std::uint32_t threads,
-                       const std::string& source, std::uint64_t context, std::uint64_t step, double fetch_timeout) {
+                       const std::string& source, std::uint64_t context, std::uint64_t step, double fetch_timeout, std::uint32_t versions) {
              EngineOptions options;
              options.budget_bytes = budget;
              options.backend = backend;
@@ -125,14 +137,17 @@ void bind_engine(py::module_& module) {
              options.session.context_tokens = context;
              options.session.step_tokens = step;
              options.source = source_word(source);
+             options.versions = versions;
              options.fetch_timeout = micros_required(fetch_timeout, "fetch_timeout");
              const PySnapshot& held = snapshot.cast<const PySnapshot&>();
              return std::make_unique<PyEngine>(held, graph, std::move(options), std::move(snapshot));
            }),
            py::arg("snapshot"), py::arg("graph"), py::kw_only(), py::arg("budget") = 0, py::arg("backend") = "cpu", py::arg("threads") = 0,
-           py::arg("source") = "auto", py::arg("context") = 2048, py::arg("step") = 256, py::arg("fetch_timeout") = 30.0)
+           py::arg("source") = "auto", py::arg("context") = 2048, py::arg("step") = 256, py::arg("fetch_timeout") = 30.0, py::arg("versions") = 1)
       .def("step", &PyEngine::step, py::arg("tokens"))
       .def("rewind", &PyEngine::rewind, py::arg("position") = 0)
+      .def("prepare", &PyEngine::prepare, py::arg("snapshot"))
+      .def("adopt", &PyEngine::adopt, py::arg("snapshot"))
       .def_property_readonly("position", &PyEngine::position)
       .def("stats", &PyEngine::stats)
       .def_property_readonly("description", &PyEngine::description)

@@ -1089,7 +1089,14 @@ class Graph:
 
 @final
 class Engine:
-    """Streams a snapshot's blocks through a graph under a memory budget, prefetching ahead. Calls take turns."""
+    """Streams a snapshot's blocks through a graph under a memory budget, prefetching ahead. Calls take turns.
+
+    A newer version takes the place of the one in use, with plan, memory and captured CUDA graphs kept:
+
+        engine.adopt(client.snapshot())     # what changed is fetched in the next step
+
+    With versions=2, prepare(snapshot) in another thread fetches while steps go on, and adopt() moves no byte.
+    """
 
     def __init__(
         self,
@@ -1103,6 +1110,7 @@ class Engine:
         context: int = 2048,
         step: int = 256,
         fetch_timeout: float = 30.0,
+        versions: int = 1,
     ) -> None:
         """Bind the graph to the snapshot, plan, and start to prefetch.
 
@@ -1115,6 +1123,8 @@ class Engine:
         context:        positions of the key/value cache
         step:           most tokens of one step
         fetch_timeout:  of one piece, seconds
+        versions:       of what stays, that memory holds: 2 lets prepare() fetch another one beside the steps; the
+                        budget then counts what stays twice
         errors:         InvalidError when the snapshot does not fit (all differences in one text), or the budget is
                         too small (naming one that would do); UnavailableError for backend or source
         """
@@ -1124,11 +1134,30 @@ class Engine:
 
         returns:  float32 [output width], a copy: the last position's logits, or what an encoder ends with
         errors:   InvalidError, BackpressureError (the engine stays usable); StaleError, CorruptError, DeadlineError,
-                  UnreachableError (the engine is over: open another on a new snapshot)
+                  UnreachableError (no step works any more before adopt() of a snapshot that does)
         """
 
     def rewind(self, position: int = 0) -> None:
         """Forget the positions from `position` on; 0 starts a new text."""
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Compute the next step, and all after it, with this version of the same model.
+
+        What stays and did not change is kept. So are keys and values, which the old weights made: rewind() for a text
+        of the new ones alone.
+
+        errors:  InvalidError naming the first difference of names, dtypes, shapes, cuts into blocks or encoding; with
+                 versions=2 also those of prepare(). The engine is then as before
+        """
+
+    def prepare(self, snapshot: Snapshot) -> None:
+        """Fetch and check what this version changes of what stays, beside steps in another thread; adopt() it then.
+
+        With versions=1 it looks whether the snapshot fits, and no more.
+
+        errors:  as adopt(); StaleError, CorruptError, DeadlineError, UnreachableError of fetches. Steps go on as
+                 before, and it may be called again
+        """
 
     @property
     def position(self) -> int: ...

@@ -160,6 +160,62 @@ TEST(Planner, WhatMustStayStaysAndIsCountedBeforeTheWindow) {
   EXPECT_NE(refused.error().message().find(std::to_string(walk_budget_min(needs))), std::string::npos) << refused.error().message();
 }
 
+TEST(Planner, TwoCopiesOfWhatStaysAndTheWindowFitTheBudget) {
+  std::vector<WalkNeed> needs = {need("norm", 64, 2), need("a", 1000, 4096), need("b", 1000, 4096)};
+  needs[0].keep = true;
+  PlanOptions options;
+  options.piece_bytes = 64 << 10;
+  options.window_bytes = 512 << 10;
+  options.resident_copies = 2;
+  std::uint64_t kept_before = 0;
+  for (const std::uint64_t budget : {walk_budget_min(needs, 2), std::uint64_t{1} << 20, std::uint64_t{4} << 20, 2 * (std::uint64_t{64 * 2} + 2 * 1000 * 4096)}) {
+    options.budget_bytes = budget;
+    const auto plan = plan_walk(needs, options);
+    ASSERT_TRUE(plan.ok()) << plan.error().to_string();
+    EXPECT_LE(plan->window_bytes + 2 * plan->resident_bytes, budget);
+    EXPECT_GE(plan->resident_bytes, kept_before);
+    kept_before = plan->resident_bytes;
+    EXPECT_EQ(plan->resident_bytes == plan->walk_bytes, plan->window_bytes == 0);
+  }
+  EXPECT_EQ(kept_before, 64U * 2 + 2 * 1000 * 4096) << "twice all of it is room for all of it, and no window";
+  options.budget_bytes = walk_budget_min(needs, 2) - 1;
+  const auto refused = plan_walk(needs, options);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message().find(std::to_string(walk_budget_min(needs, 2))), std::string::npos) << refused.error().message();
+}
+
+TEST(Planner, PiecesThatAreThereAlreadyAreNeverGiven) {
+  PlanOptions options;
+  options.budget_bytes = 6 << 20;
+  options.piece_bytes = 64 << 10;
+  options.window_bytes = 256 << 10;
+  const auto plan = plan_walk({need("a", 1000, 4096), need("b", 1000, 4096)}, options);
+  ASSERT_TRUE(plan.ok());
+  std::vector<bool> there;
+  std::uint64_t bytes_there = 0;
+  for (std::size_t i = 0; i < plan->pieces.size(); ++i) {
+    there.push_back(plan->pieces[i].resident && i % 2 == 0);
+    bytes_there += there[i] ? plan->pieces[i].bytes : 0;
+  }
+  ASSERT_GT(bytes_there, 0U);
+  for (const bool through_ring : {false, true}) {
+    WalkWindow window = through_ring ? WalkWindow(*plan, 256 << 10, there) : WalkWindow(*plan, there);
+    EXPECT_EQ(window.held_bytes(), through_ring ? 0U : bytes_there);
+    std::uint64_t given = 0;
+    while (true) {
+      const auto start = window.start();
+      ASSERT_TRUE(start.has_value());
+      if (start->position >= 2 * plan->pieces.size()) break;
+      const std::size_t piece = static_cast<std::size_t>(start->position % plan->pieces.size());
+      EXPECT_FALSE(there[piece]);
+      EXPECT_TRUE(window.given(start->position));
+      given += start->position < plan->pieces.size() ? plan->pieces[piece].bytes : 0;
+      window.finish(start->position);
+    }
+    EXPECT_EQ(given, plan->walk_bytes - bytes_there);
+  }
+}
+
 TEST(Planner, CutsLieAtWholeExtentsWhereAskedAndWhereItCostsAnEighthOfAPieceAtMost) {
   constexpr std::uint64_t kExtent = 65536;
   PlanOptions options;

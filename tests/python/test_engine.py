@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import paramwire as pw
 import pytest
@@ -85,6 +87,37 @@ def test_an_engine_computes_what_the_definition_says(client, graph, published, s
         assert stats["source"] == ("view" if source == "auto" and client.transport == "shm" else "copy")
         assert budget == 0 or stats["held_bytes_max"] <= budget
         assert engine.description
+
+
+@pytest.mark.parametrize("versions", [1, 2])
+@pytest.mark.parametrize("budget", [0, 400_000])
+def test_an_engine_goes_on_with_another_version(client, server, graph, published, versions, budget):
+    with pw.Engine(client.snapshot(), graph, threads=1, budget=budget, versions=versions) as engine:
+        for version in range(3):
+            changed = {name: array * np.float32(1 + version / 8) for name, array in published.items() if "ffn" in name}
+            with server.publish() as p:
+                for name, array in changed.items():
+                    p.put_rows(name, array, 4096)
+            published.update(changed)
+            newest = client.snapshot()
+            with ThreadPoolExecutor(1) as beside:
+                prepared = beside.submit(engine.prepare, newest)
+                engine.step(TOKENS[:1])
+                prepared.result()
+            engine.adopt(newest)
+            engine.rewind()
+            wanted = reference(published, TOKENS)
+            assert np.linalg.norm(engine.step(TOKENS) - wanted) <= 1e-4 * np.linalg.norm(wanted)
+            engine.rewind()
+        assert engine.stats()["versions_adopted"] == 3
+    with server.publish() as p:
+        p.remove("blk.0.attn_norm.weight")
+    with pw.Engine(client.snapshot(version=newest.version), graph) as engine:
+        with pytest.raises(pw.NotFoundError, match="attn_norm"):
+            engine.adopt(client.snapshot())
+        assert engine.step([1]).shape == (50,)
+    with client.snapshot(version=newest.version) as snapshot, pytest.raises(pw.InvalidError, match="versions is 3"):
+        pw.Engine(snapshot, graph, versions=3)
 
 
 def test_an_engine_says_what_does_not_fit(client, server, graph, published):

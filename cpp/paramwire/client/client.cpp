@@ -119,6 +119,12 @@ Result<Snapshot::Layout> Snapshot::layout(BlockId block) const {
   return Layout{hit->entry.dtype, shape, hit->entry.raw_size};
 }
 
+Result<Snapshot::Identity> Snapshot::identity(std::string_view tensor, const Shard& part) const {
+  PARAMWIRE_TRY(block, state_->held->locate(tensor, part));
+  const ManifestEntry& entry = block.entry;
+  return Identity{entry.codec, entry.stored_size, entry.crc64, entry.extent_table_crc};
+}
+
 Result<std::vector<std::uint64_t>> Snapshot::row_cuts(std::string_view tensor) const {
   PARAMWIRE_TRY(hits, state_->held->blocks(tensor));
   std::vector<std::uint64_t> cuts;

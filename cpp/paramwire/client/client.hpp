@@ -163,6 +163,16 @@ class Snapshot {
   };
   Result<Layout> layout(std::string_view tensor, const Shard& part) const;
   Result<Layout> layout(BlockId block) const;
+  // What the stored bytes of the block are known by that holds `part`. Equal identities of the same part, in tensors of equal dtype, shape and
+  // cuts: equal bytes, but for a chance of 2^-64 by accident (CRCs stand for no attacker).
+  struct Identity {
+    CodecId codec = CodecId::kRaw;
+    std::uint64_t stored_size = 0, crc64 = 0;
+    std::uint32_t extent_table_crc = 0;
+    bool operator==(const Identity&) const = default;
+  };
+  // errors: kNotFound; kInvalid for a part that spans blocks.
+  Result<Identity> identity(std::string_view tensor, const Shard& part) const;
   // First rows of the blocks that hold `tensor`, ascending; {0} for a whole one.
   Result<std::vector<std::uint64_t>> row_cuts(std::string_view tensor) const;
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <numeric>
+#include <utility>
 
 namespace paramwire {
 
@@ -23,30 +24,33 @@ std::uint64_t cut_rows(std::uint64_t row_bytes, std::uint64_t rows_max, std::uin
 
 }  // namespace
 
-std::uint64_t walk_budget_min(const std::vector<WalkNeed>& needs) noexcept {
+std::uint64_t walk_budget_min(const std::vector<WalkNeed>& needs, std::uint32_t resident_copies) noexcept {
   std::uint64_t row_max = 0, kept = 0;
   for (const WalkNeed& need : needs) {
     if (need.keep) kept += need.rows * need.row_bytes;
     else row_max = std::max(row_max, need.rows == 0 ? 0 : need.row_bytes);
   }
-  return kept + (row_max == 0 ? 0 : 2 * (row_max + kRingAlignment));
+  return resident_copies * kept + (row_max == 0 ? 0 : 2 * (row_max + kRingAlignment));
 }
 
 Result<WalkPlan> plan_walk(const std::vector<WalkNeed>& needs, const PlanOptions& options) {
   WalkPlan plan;
   std::uint64_t kept = 0;  // by needs that must stay
   for (const WalkNeed& need : needs) kept += need.keep ? need.rows * need.row_bytes : 0;
-  if (kept > options.budget_bytes) {
-    return Error(Code::kInvalid, cat("tensors of ", kept, " bytes must stay, and the budget is ", options.budget_bytes, ": at least ", walk_budget_min(needs), " are needed"));
+  const std::uint32_t copies = options.resident_copies;
+  const std::uint64_t least = walk_budget_min(needs, copies);
+  if (copies * kept > options.budget_bytes) {
+    return Error(Code::kInvalid, cat("tensors of ", kept, " bytes must stay", copies > 1 ? cat(", ", copies, " times") : std::string(), ", and the budget is ", options.budget_bytes,
+                                     ": at least ", least, " are needed"));
   }
-  const std::uint64_t budget = options.budget_bytes - kept;  // for all others
+  const std::uint64_t budget = options.budget_bytes - copies * kept;  // for all others
   const std::uint64_t piece_max = std::min(options.piece_bytes, budget / 2 > kRingAlignment ? budget / 2 - kRingAlignment : 0);
   std::uint64_t largest = 0;
   for (std::uint32_t n = 0; n < needs.size(); ++n) {
     const WalkNeed& need = needs[n];
     if (!need.keep && need.row_bytes > piece_max) {
       return Error(Code::kInvalid, cat("tensor \"", need.tensor, "\" has rows of ", need.row_bytes, " bytes; a budget of ", options.budget_bytes,
-                                       " holds no two of them: at least ", walk_budget_min(needs), " are needed"));
+                                       " holds no two of them: at least ", least, " are needed"));
     }
     const std::uint64_t rows_max = need.row_bytes == 0 ? need.rows : std::max<std::uint64_t>(1, (need.keep ? options.piece_bytes : piece_max) / need.row_bytes);
     for (std::size_t c = 0; c < need.cuts.size(); ++c) {
@@ -69,10 +73,10 @@ Result<WalkPlan> plan_walk(const std::vector<WalkNeed>& needs, const PlanOptions
       }
     }
   }
-  const bool all = plan.walk_bytes <= options.budget_bytes;
+  const bool all = copies * plan.walk_bytes <= options.budget_bytes;
   plan.window_bytes = all ? 0 : std::min(budget, std::max(options.window_bytes, 2 * (largest + kRingAlignment)));
   plan.resident_bytes = kept;
-  const std::uint64_t room = budget - plan.window_bytes, others = plan.walk_bytes - kept;
+  const std::uint64_t room = (budget - plan.window_bytes) / copies, others = plan.walk_bytes - kept;
   // Spread over the walk (error diffusion), so that the transfers between two kept pieces stay even: keeping the front of
   // the walk would leave a long stretch in which every byte must stream.
   const double share = others == 0 ? 1.0 : static_cast<double>(room) / static_cast<double>(others);
@@ -89,9 +93,14 @@ Result<WalkPlan> plan_walk(const std::vector<WalkNeed>& needs, const PlanOptions
   return plan;
 }
 
-WalkWindow::WalkWindow(const WalkPlan& plan) : plan_(plan), through_ring_(false), ring_bytes_(plan.window_bytes / kRingAlignment * kRingAlignment) {}
+WalkWindow::WalkWindow(const WalkPlan& plan, std::vector<bool> there)
+    : plan_(plan), through_ring_(false), there_(std::move(there)), ring_bytes_(plan.window_bytes / kRingAlignment * kRingAlignment) {
+  for (std::size_t i = 0; i < there_.size(); ++i) held_ += there_[i] ? plan_.pieces[i].bytes : 0;
+  held_max_ = held_;
+}
 
-WalkWindow::WalkWindow(const WalkPlan& plan, std::uint64_t ring_bytes) : plan_(plan), through_ring_(true), ring_bytes_(ring_bytes / kRingAlignment * kRingAlignment) {}
+WalkWindow::WalkWindow(const WalkPlan& plan, std::uint64_t ring_bytes, std::vector<bool> there)
+    : plan_(plan), through_ring_(true), there_(std::move(there)), ring_bytes_(ring_bytes / kRingAlignment * kRingAlignment) {}
 
 // Where `size` bytes fit behind the last span and before the first, without wrapping inside a piece.
 std::optional<std::uint64_t> WalkWindow::reserve(std::uint64_t size) const {
@@ -110,7 +119,7 @@ std::optional<WalkWindow::Start> WalkWindow::start() {
   const std::size_t count = plan_.pieces.size();
   for (std::size_t skipped = 0; skipped < count; ++skipped) {
     const Piece& next = piece(next_);
-    if (next.resident && next_ >= count) {  // there since the first round
+    if (!given(next_)) {
       ++next_;
       continue;
     }

@@ -36,7 +36,7 @@ struct Piece {
 struct WalkPlan {
   std::vector<Piece> pieces;     // in walk order
   std::uint64_t window_bytes = 0;    // for pieces that stream by: at least two of the largest
-  std::uint64_t resident_bytes = 0;  // of the pieces that stay; window + resident <= budget
+  std::uint64_t resident_bytes = 0;  // of the pieces that stay, one copy of each; window + copies * resident <= budget
   std::uint64_t walk_bytes = 0;      // of all pieces
 };
 
@@ -52,11 +52,13 @@ struct PlanOptions {
   // by it: cut anywhere, a piece has two extents that are fetched for a part and checked on the host, which is less than what a hand-over more would
   // cost. 0: anywhere.
   std::uint64_t cut_bytes = 0;
+  // How often the budget holds what stays: 2 leaves room for the next version of it beside the one in use.
+  std::uint32_t resident_copies = 1;
 };
 
 // The smallest budget that plan_walk accepts for these needs: what must stay, and two pieces of the longest row of the others, each
 // with what its alignment in the ring may cost. 0 when nothing is walked.
-std::uint64_t walk_budget_min(const std::vector<WalkNeed>& needs) noexcept;
+std::uint64_t walk_budget_min(const std::vector<WalkNeed>& needs, std::uint32_t resident_copies = 1) noexcept;
 
 // Pieces never cross a cut: each is a whole block or a range of one.
 // errors: kInvalid when the budget is below walk_budget_min(), naming the tensor and the budget that would do.
@@ -67,21 +69,25 @@ Result<WalkPlan> plan_walk(const std::vector<WalkNeed>& needs, const PlanOptions
 // buffer). Pieces are finished in walk order. Pure; caller locks.
 class WalkWindow {
  public:
-  explicit WalkWindow(const WalkPlan& plan);
+  // there: by piece, or empty: those that stay and are there already, which no round gives. Others that stay are given in the first round.
+  explicit WalkWindow(const WalkPlan& plan, std::vector<bool> there = {});
   // For consumers that keep pieces in memory of their own: every piece comes through a ring of `ring_bytes` (at least two of the
   // largest piece), those that stay once.
-  WalkWindow(const WalkPlan& plan, std::uint64_t ring_bytes);
+  WalkWindow(const WalkPlan& plan, std::uint64_t ring_bytes, std::vector<bool> there = {});
 
   struct Start {
     std::uint64_t position = 0;    // in the endless walk; its piece is position % pieces.size()
     std::uint64_t ring_offset = 0; // of its bytes in the ring, 64-byte aligned; unused by views, and by pieces kept elsewhere
   };
-  // The next piece to fetch, if it fits now. Resident pieces are given in the first round only, whatever the ring holds.
+  // The next piece to fetch, if it fits now. Resident pieces are given in the first round only, whatever the ring holds, or never.
   std::optional<Start> start();
   // The consumer is done with the piece at `position`. No-op for resident pieces that are not in the ring.
   void finish(std::uint64_t position);
-  // Whether the walk has bytes at `position`: not those of a piece that stays, after the first round.
-  bool given(std::uint64_t position) const noexcept { return position < plan_.pieces.size() || !piece(position).resident; }
+  // Whether the walk has bytes at `position`: not those of a piece that stays, after the first round or if it was there before.
+  bool given(std::uint64_t position) const noexcept {
+    if (!piece(position).resident) return true;
+    return position < plan_.pieces.size() && !(position < there_.size() && there_[static_cast<std::size_t>(position)]);
+  }
 
   std::uint64_t ring_bytes() const noexcept { return ring_bytes_; }
   std::uint64_t held_bytes() const noexcept { return held_; }
@@ -98,6 +104,7 @@ class WalkWindow {
 
   const WalkPlan& plan_;
   const bool through_ring_;
+  const std::vector<bool> there_;
   std::uint64_t ring_bytes_ = 0;
   std::uint64_t next_ = 0;
   std::deque<Span> ring_;        // in walk order

@@ -56,7 +56,11 @@ class Module {
   template <typename Args>
   Status launch(const Stream& stream, Kernel kernel, const Launch& geometry, const Args& args) const {
     static_assert(std::is_trivially_copyable_v<Args>);
-    return launch(stream.handle(), kernel, geometry, &args, sizeof(Args));
+    Args bytes = args;
+#if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(&bytes);  // what was on the stack before is nothing that a device should be given
+#endif
+    return launch(stream.handle(), kernel, geometry, &bytes, sizeof(Args));
   }
 
  private:

@@ -1,19 +1,13 @@
 #include "paramwire/engine/engine.hpp"
 
-#include "paramwire/base/buffer.hpp"
 #include "paramwire/base/text.hpp"
-#include "paramwire/client/encoded_reads.hpp"
 #include "paramwire/base/thread.hpp"
-#include "paramwire/client/planner.hpp"
+#include "paramwire/client/encoded_reads.hpp"
+#include "paramwire/engine/streaming_engine.hpp"
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
-#include <map>
-#include <mutex>
 #include <sched.h>
-#include <thread>
-#include <vector>
+#include <utility>
 
 namespace paramwire {
 
@@ -58,81 +52,7 @@ struct RowsPlan {
   }
 };
 
-// A piece in memory, or on its way.
-struct Arrival {
-  bool ready = false;
-  Status status;
-  BlockView view;
-  std::vector<ExtentCheck> checks;   // that a device makes
-  Buffer own;                        // of resident pieces in copy mode
-  std::span<const std::byte> bytes;
-};
-
-class StreamingEngine final : public Engine {
- public:
-  ~StreamingEngine() override;
-  Status prepare(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options);
-
-  Result<std::span<const float>> step(std::span<const Token> tokens) override;
-  Status rewind(std::uint64_t position) override { return session_->rewind(position); }
-  std::uint64_t position() const override { return session_->position(); }
-  EngineStats stats() const override;
-  const Snapshot& snapshot() const override { return *snapshot_; }
-  std::string description() const override;
-
- private:
-  Status bind(const Graph& graph);
-  Status open_session();
-  Status open_window();
-  Status plan();
-  Status choose_source();
-  void prefetch();
-  void let_go(std::unique_lock<std::mutex>& lock);
-  void fetch_piece(const Piece& piece, std::uint64_t ring_offset, Arrival& arrival);
-  Status run_step(std::span<const Token> tokens);
-  Status supply_rows(const Pending& pending, const Need& need);
-  Status supply_piece(const Pending& pending, const Need& need);
-  Result<const Arrival*> await(std::uint64_t position);
-  void retire();
-  Status retire_one();
-
-  EngineOptions options_;
-  std::shared_ptr<Snapshot> snapshot_;
-  std::shared_ptr<Backend> backend_;
-  bool device_ = false;                        // the backend keeps pieces in memory of its own
-  std::unique_ptr<Binding> binding_;
-  std::unique_ptr<Session> session_;
-  Trace* trace_ = nullptr;                     // the client's
-  std::vector<std::uint32_t> walk_needs_;      // binding need of each walk need
-  WalkPlan plan_;
-  bool views_ = false;
-  bool walk_encoded_ = false;                  // some of what is walked has no bytes to view
-  std::uint64_t rows_bytes_ = 0;               // of the budget, for rows by data
-  std::uint64_t decoding_ = 0;                 // of the budget, for encoded pieces on their way
-  Buffer rows_;
-  Buffer ring_;                                // copy mode
-  std::unique_ptr<Staging> staging_;           // the ring of a device
-  std::span<std::byte> ring_bytes_;            // of one of the two
-
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::unique_ptr<WalkWindow> window_;         // under mutex_, as all below
-  std::map<std::uint64_t, Arrival> arrivals_;  // by walk position; node addresses are stable
-  std::vector<std::map<std::uint64_t, Arrival>::node_type> retired_;  // views computed with, in walk order
-  std::uint64_t retired_bytes_ = 0;
-  std::vector<Arrival> resident_;              // by piece
-  bool stop_ = false;
-  EngineStats stats_;
-  std::vector<std::thread> threads_;
-
-  std::uint64_t at_ = 0;                       // walk position of the next piece to supply; step()'s thread only, as below
-  struct OnItsWay {
-    std::uint64_t position = 0;
-    std::uint64_t supplied = 0;                // free once the session has released so many
-  };
-  std::deque<OnItsWay> on_its_way_;            // to the device, in walk order
-  std::optional<Error> failed_;
-};
+}  // namespace
 
 StreamingEngine::~StreamingEngine() {
   {
@@ -144,8 +64,9 @@ StreamingEngine::~StreamingEngine() {
   session_.reset();  // before the memory that it copies from
 }
 
-Status StreamingEngine::prepare(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options) {
+Status StreamingEngine::open(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options) {
   options_ = options;
+  if (options_.versions < 1 || options_.versions > 2) return Error(Code::kInvalid, cat("versions is ", options_.versions, ", expected 1 or 2"));
   snapshot_ = std::move(snapshot);
   trace_ = snapshot_->client_options().trace.get();
   PARAMWIRE_CHECK(bind(graph));
@@ -169,22 +90,35 @@ Status StreamingEngine::prepare(std::shared_ptr<Snapshot> snapshot, const Graph&
 }
 
 Status StreamingEngine::open_window() {
-  resident_.resize(plan_.pieces.size());
+  const std::size_t count = plan_.pieces.size();
+  resident_.resize(count);
+  other_.resize(count);
+  for (Identities& held : held_) held.resize(count);
+  PARAMWIRE_TRY(identities, identities_of(*snapshot_));
+  identities_ = std::move(identities);
+  new_window({});
   if (device_) {
-    std::uint64_t largest = 0;
-    for (const Piece& piece : plan_.pieces) largest = std::max(largest, piece.bytes);
-    window_ = std::make_unique<WalkWindow>(plan_, std::max(options_.staging_bytes, 2 * (largest + 64)));
     PARAMWIRE_TRY(staging, backend_->allocate_staging(window_->ring_bytes()));
     staging_ = std::move(staging);
     ring_bytes_ = staging_->span();
-    return {};
+    return open_beside();
   }
-  window_ = std::make_unique<WalkWindow>(plan_);
   if (views_ || window_->ring_bytes() == 0) return {};
   PARAMWIRE_TRY(ring, Buffer::allocate(static_cast<std::size_t>(window_->ring_bytes())));
   ring_ = std::move(ring);
   ring_bytes_ = ring_.span();
   return {};
+}
+
+void StreamingEngine::new_window(std::vector<bool> there) {
+  if (window_ != nullptr) held_bytes_max_ = std::max(held_bytes_max_, window_->held_bytes_max());
+  if (!device_) {
+    window_ = std::make_unique<WalkWindow>(plan_, std::move(there));
+    return;
+  }
+  std::uint64_t largest = 0;
+  for (const Piece& piece : plan_.pieces) largest = std::max(largest, piece.bytes);
+  window_ = std::make_unique<WalkWindow>(plan_, std::max(options_.staging_bytes, 2 * (largest + 64)), std::move(there));
 }
 
 Status StreamingEngine::bind(const Graph& graph) {
@@ -214,6 +148,7 @@ Status StreamingEngine::open_session() {
   if (device_) {
     for (const Piece& piece : plan_.pieces) session_options.pieces.push_back({walk_needs_[piece.need], piece.row_begin, piece.row_end, piece.resident});
     session_options.window_bytes = plan_.window_bytes;
+    session_options.resident_sets = options_.versions;
   }
   PARAMWIRE_TRY(session, backend_->open_session(*binding_, session_options));
   session_ = std::move(session);
@@ -234,6 +169,7 @@ Status StreamingEngine::plan() {
     PARAMWIRE_TRY(cuts, snapshot_->row_cuts(need.tensor));
     walk_encoded_ |= encoded;
     const bool vector = binding_->graph().parameters()[need.parameter].shape.rank() == 1;
+    cuts_.push_back(cuts);
     walk.push_back({need.tensor, need.rows, need.row_bytes, std::move(cuts), device_ && vector});
     walk_needs_.push_back(i);
   }
@@ -241,12 +177,13 @@ Status StreamingEngine::plan() {
   if (walk_encoded_) decoding_ = kCopyThreads * kDecodeBytes;
   if (rows.encoded_max > (walk_encoded_ ? kRowsBytes : 0)) decoding_ += kDecodeBytes;
   PlanOptions options;
-  const std::uint64_t walk_min = walk_budget_min(walk) + decoding_;
+  options.resident_copies = options_.versions;
+  const std::uint64_t walk_min = walk_budget_min(walk, options_.versions) + decoding_;
   if (options_.budget_bytes == 0) {
     rows_bytes_ = rows.batch(rows.wanted);
     std::uint64_t total = 0;
     for (const WalkNeed& need : walk) total += need.rows * need.row_bytes;
-    options.budget_bytes = std::max(total * 2, walk_min);
+    options.budget_bytes = std::max(total * 2 * options_.versions, walk_min);
   } else if (options_.budget_bytes < rows.longest + walk_min) {
     return Error(Code::kInvalid, cat("a budget of ", options_.budget_bytes, " bytes does not hold two of the longest rows that this model streams and a row of ",
                                      rows.longest, " bytes of \"", rows.tensor, "\"", decoding_ > 0 ? ", beside what decodes them" : "", ": at least ",
@@ -278,9 +215,7 @@ Status StreamingEngine::choose_source() {
     return Error(Code::kUnavailable, "this model is stored encoded, and views show stored bytes: take source \"copy\" or \"auto\"");
   }
   const Piece& piece = plan_.pieces.front();
-  const Need& need = binding_->needs()[walk_needs_[piece.need]];
-  const Shard part = piece.row_end - piece.row_begin == need.rows ? Shard::whole() : Shard::rows(piece.row_begin, piece.row_end);
-  auto view = snapshot_->view(need.tensor, part);
+  auto view = snapshot_->view(need_of(piece).tensor, part_of(need_of(piece), piece));
   if (view.ok()) {
     views_ = true;
     return {};
@@ -289,12 +224,12 @@ Status StreamingEngine::choose_source() {
   return {};
 }
 
-void StreamingEngine::fetch_piece(const Piece& piece, std::uint64_t ring_offset, Arrival& arrival) {
+void StreamingEngine::fetch_piece(Snapshot& snapshot, const Piece& piece, std::span<std::byte> target, Arrival& arrival) const {
   const TraceSpan span(trace_, "piece", piece.bytes);
-  const Need& need = binding_->needs()[walk_needs_[piece.need]];
-  const Shard part = piece.row_end - piece.row_begin == need.rows ? Shard::whole() : Shard::rows(piece.row_begin, piece.row_end);
+  const Need& need = need_of(piece);
+  const Shard part = part_of(need, piece);
   if (views_) {
-    auto view = snapshot_->view(need.tensor, part);
+    auto view = snapshot.view(need.tensor, part);
     if (!view.ok()) {
       arrival.status = std::move(view).error();
       return;
@@ -303,25 +238,36 @@ void StreamingEngine::fetch_piece(const Piece& piece, std::uint64_t ring_offset,
     arrival.bytes = arrival.view.bytes();
     return;
   }
-  std::span<std::byte> target;
   if (piece.resident && !device_) {
-    auto own = Buffer::allocate(static_cast<std::size_t>(piece.bytes));
-    if (!own.ok()) {
-      arrival.status = std::move(own).error();
-      return;
+    if (arrival.own.size() == 0) {
+      auto own = Buffer::allocate(static_cast<std::size_t>(piece.bytes));
+      if (!own.ok()) {
+        arrival.status = std::move(own).error();
+        return;
+      }
+      arrival.own = std::move(*own);
     }
-    arrival.own = std::move(*own);
     target = arrival.own.span();
-  } else {
-    target = ring_bytes_.subspan(static_cast<std::size_t>(ring_offset), static_cast<std::size_t>(piece.bytes));
   }
   FetchRequest request;
   request.tensor = need.tensor;
   request.part = part;
   request.target = target;
   if (device_) request.checks = &arrival.checks;
-  arrival.status = snapshot_->fetch(std::span(&request, 1), CallOptions{options_.fetch_timeout});
+  arrival.status = snapshot.fetch(std::span(&request, 1), CallOptions{options_.fetch_timeout});
   arrival.bytes = target;
+}
+
+WeightView StreamingEngine::weight_view(const Piece& piece, const Arrival& arrival) const {
+  const Need& need = need_of(piece);
+  WeightView view;
+  view.tensor = need.tensor;
+  view.dtype = need.dtype;
+  view.row_begin = piece.row_begin;
+  view.row_end = piece.row_end;
+  view.data = arrival.bytes;
+  view.checks = arrival.checks;
+  return view;
 }
 
 // Releases the views that were computed with; the lock is open meanwhile. Views have one prefetch thread, so pieces are
@@ -344,24 +290,30 @@ void StreamingEngine::prefetch() {
     std::optional<WalkWindow::Start> start;
     // Views are given up half a window at a time, or when nothing else is left to compute with.
     const auto must_let_go = [&] { return retired_bytes_ > 0 && (2 * retired_bytes_ >= window_->ring_bytes() || arrivals_.empty()); };
-    changed_.wait(lock, [&] { return stop_ || must_let_go() || (start = window_->start()).has_value(); });
+    changed_.wait(lock, [&] { return stop_ || (!paused_ && !walk_failed_ && (must_let_go() || (start = window_->start()).has_value())); });
     if (stop_) return;
+    ++fetching_;
     if (!start) {
       let_go(lock);
+      --fetching_;
+      changed_.notify_all();
       continue;
     }
     const Piece& piece = window_->piece(start->position);
     Arrival& arrival = piece.resident && !device_ ? resident_[start->position % plan_.pieces.size()] : arrivals_[start->position];
     lock.unlock();
     const Micros began = steady_clock().now();
-    fetch_piece(piece, start->ring_offset, arrival);
+    std::span<std::byte> target;
+    if (!views_ && (device_ || !piece.resident)) target = ring_bytes_.subspan(static_cast<std::size_t>(start->ring_offset), static_cast<std::size_t>(piece.bytes));
+    fetch_piece(*snapshot_, piece, target, arrival);
     const Micros spent = steady_clock().now() - began;
     lock.lock();
     arrival.ready = true;
     stats_.fetch_seconds += seconds(spent);
     stats_.bytes_fetched += piece.bytes;
     ++stats_.pieces_fetched;
-    if (!arrival.status.ok()) stop_ = true;  // the walk is over: step() finds the error at this piece
+    if (!arrival.status.ok()) walk_failed_ = true;  // the walk is over: step() finds the error at this piece
+    --fetching_;
     changed_.notify_all();
   }
 }
@@ -376,7 +328,7 @@ Result<const Arrival*> StreamingEngine::await(std::uint64_t position) {
   std::unique_lock lock(mutex_);
   const Arrival* arrival = find();
   // A piece that nobody has begun to fetch may want room in the ring that is still being copied from.
-  while (arrival == nullptr && !stop_ && !on_its_way_.empty() && !arrivals_.contains(position)) {
+  while (arrival == nullptr && !walk_failed_ && !on_its_way_.empty() && !arrivals_.contains(position)) {
     lock.unlock();
     PARAMWIRE_CHECK(retire_one());
     lock.lock();
@@ -386,7 +338,7 @@ Result<const Arrival*> StreamingEngine::await(std::uint64_t position) {
     const TraceSpan span(trace_, "stall");
     const Micros began = steady_clock().now();
     const auto limit = std::chrono::microseconds(options_.fetch_timeout);
-    changed_.wait_for(lock, limit, [&] { return (arrival = find()) != nullptr || stop_; });
+    changed_.wait_for(lock, limit, [&] { return (arrival = find()) != nullptr || walk_failed_; });
     stats_.stall_seconds += seconds(steady_clock().now() - began);
   }
   if (arrival == nullptr) {
@@ -424,7 +376,7 @@ Status StreamingEngine::retire_one() {
   return {};
 }
 
-Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
+Status StreamingEngine::supply_piece(const Pending& pending) {
   while (device_ && !window_->given(at_)) ++at_;  // the device has it
   const Piece& piece = window_->piece(at_);
   if (walk_needs_[piece.need] != pending.need || piece.row_begin != pending.next_row) {
@@ -432,13 +384,7 @@ Status StreamingEngine::supply_piece(const Pending& pending, const Need& need) {
                                       pending.next_row, " of need ", pending.need));
   }
   PARAMWIRE_TRY(arrival, await(at_));
-  WeightView view;
-  view.tensor = need.tensor;
-  view.dtype = need.dtype;
-  view.row_begin = piece.row_begin;
-  view.row_end = piece.row_end;
-  view.data = arrival->bytes;
-  view.checks = arrival->checks;
+  const WeightView view = weight_view(piece, *arrival);
   const Micros began = steady_clock().now();
   const Status supplied = [&] {
     const TraceSpan span(trace_, "compute", piece.bytes);
@@ -501,7 +447,7 @@ Status StreamingEngine::supply_rows(const Pending& pending, const Need& need) {
 Status StreamingEngine::run_step(std::span<const Token>) {
   while (const Pending* pending = session_->pending()) {
     const Need& need = binding_->needs()[pending->need];
-    PARAMWIRE_CHECK(need.access == Access::kRowsByData ? supply_rows(*pending, need) : supply_piece(*pending, need));
+    PARAMWIRE_CHECK(need.access == Access::kRowsByData ? supply_rows(*pending, need) : supply_piece(*pending));
   }
   return {};
 }
@@ -511,8 +457,9 @@ Result<std::span<const float>> StreamingEngine::step(std::span<const Token> toke
   const TraceSpan span(trace_, "step");
   PARAMWIRE_CHECK(session_->begin(tokens));  // a refused step leaves everything as it was
   if (Status run = run_step(tokens); !run.ok()) {
-    // Half a walk is behind us and its pieces are gone: go on only from a new engine.
+    // Half a walk is behind us and its pieces are gone: go on only from adopt().
     failed_ = run.error();
+    set_held(false);
     session_->abandon();
     return std::move(run).error();
   }
@@ -522,7 +469,11 @@ Result<std::span<const float>> StreamingEngine::step(std::span<const Token> toke
     stats_.tokens += tokens.size();
   }
   auto logits = session_->finish();
-  if (!logits.ok()) failed_ = logits.error();
+  if (!logits.ok()) {
+    failed_ = logits.error();
+    session_->abandon();
+  }
+  set_held(logits.ok());
   if (device_ && logits.ok()) retire();  // every copy is done
   return logits;
 }
@@ -530,29 +481,27 @@ Result<std::span<const float>> StreamingEngine::step(std::span<const Token> toke
 EngineStats StreamingEngine::stats() const {
   const std::lock_guard lock(mutex_);
   EngineStats out = stats_;
-  out.held_bytes_max = window_->held_bytes_max() + rows_bytes_ + snapshot_->decode_memory_bytes();
+  out.held_bytes_max = std::max(held_bytes_max_, window_->held_bytes_max()) + (options_.versions - 1) * plan_.resident_bytes + rows_bytes_ + snapshot_->decode_memory_bytes();
   out.budget_bytes = options_.budget_bytes;
   out.walk_bytes = plan_.walk_bytes;
   out.resident_bytes = plan_.resident_bytes;
   out.source = views_ ? "view" : "copy";
   if (device_) {
     // What a device holds is fixed: pieces that stay, and the slots of those that stream.
-    out.held_bytes_max = plan_.resident_bytes + plan_.window_bytes;
-    out.staging_bytes = window_->ring_bytes();
+    out.held_bytes_max = options_.versions * plan_.resident_bytes + plan_.window_bytes;
+    out.staging_bytes = window_->ring_bytes() + (beside_ != nullptr ? beside_->span().size() : 0);
   }
   return out;
 }
 
 std::string StreamingEngine::description() const {
   return cat(backend_->description(), "; ", views_ ? "views" : "copies", " of ", plan_.pieces.size(), " pieces, ", human_bytes(plan_.resident_bytes),
-             " of ", human_bytes(plan_.walk_bytes), " resident, window ", human_bytes(plan_.window_bytes));
+             " of ", human_bytes(plan_.walk_bytes), " resident", options_.versions > 1 ? ", twice" : "", ", window ", human_bytes(plan_.window_bytes));
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::open(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options) {
   auto engine = std::make_unique<StreamingEngine>();
-  PARAMWIRE_CHECK(engine->prepare(std::move(snapshot), graph, options));
+  PARAMWIRE_CHECK(engine->open(std::move(snapshot), graph, options));
   return std::unique_ptr<Engine>(std::move(engine));
 }
 
