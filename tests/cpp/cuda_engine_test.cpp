@@ -12,6 +12,9 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace paramwire {
@@ -174,6 +177,69 @@ TEST(CudaEngine, NothingIsAllocatedCapturedOrCreatedAfterOpening) {
   for (const Token token : kTokens) ASSERT_TRUE(engine->step({&token, 1}).ok());
   for (std::size_t i = 0; i < before.size(); ++i) EXPECT_EQ(gpu.sim.calls(functions[i]), before[i]) << functions[i];
   EXPECT_GT(gpu.sim.calls("cuGraphLaunch"), kTokens.size()) << "several windows a step";
+}
+
+// CASES UP-25. In global mode any call of the process that a capture forbids ends it, whoever makes it: ours are made in relaxed mode, on streams that do not block.
+TEST(CudaEngine, ACaptureOfTheUsersOwnIsWholeWhateverAnEngineDoesMeanwhile) {
+  const World world(must(llama_graph(oracle::small_llama(), Naming::kGguf)), DType::kF32);
+  const auto wanted = world.cpu_logits(one_by_one(kTokens));
+  SimCuda sim(sim_options(SimOrder::kLate));
+  SimBlasLt blas(sim);
+  const auto driver = sim.driver();
+  const cuda::Driver& cu = *driver;
+  ASSERT_EQ(cu.cuInit(0), CUDA_SUCCESS);
+  CUcontext context = nullptr;
+  ASSERT_EQ(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cu.cuCtxPushCurrent(context), CUDA_SUCCESS);
+  CUstream stream = nullptr;
+  ASSERT_EQ(cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(cu.cuMemAlloc(&memory, 64), CUDA_SUCCESS);
+  const auto use = [&] {
+    const auto backend = std::shared_ptr<Backend>(must(open_cuda_backend(driver, blas.api(), "", 0)));
+    const auto engine = must(world.open(backend, world.smallest_budget(backend)));
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_LE(largest_difference(copy(must(engine->step({&kTokens[i], 1}))), wanted[i]), kTolerance);
+    must(engine->rewind(0));
+    must(engine->adopt(must(world.client().snapshot({}))));
+    EXPECT_TRUE(engine->step({kTokens.data(), 5}).ok()) << "a prompt";
+  };
+  for (const bool same_thread : {false, true}) {
+    ASSERT_EQ(cu.cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    ASSERT_EQ(cu.cuMemsetD8Async(memory, 7, 64, stream), CUDA_SUCCESS);
+    if (same_thread) use();
+    else std::thread(use).join();
+    ASSERT_EQ(cu.cuMemsetD8Async(memory, 8, 32, stream), CUDA_SUCCESS);
+    CUgraph graph = nullptr;
+    EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), CUDA_SUCCESS) << "same thread: " << same_thread;
+    ASSERT_NE(graph, nullptr);
+    EXPECT_EQ(cu.cuGraphDestroy(graph), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(cu.cuMemFree(memory), CUDA_SUCCESS);
+  EXPECT_EQ(cu.cuStreamDestroy(stream), CUDA_SUCCESS);
+  EXPECT_EQ(cu.cuCtxPopCurrent(&context), CUDA_SUCCESS);
+  EXPECT_EQ(cu.cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
+}
+
+TEST(CudaEngine, TheChildOfAForkIsToldToStartAnewAndTheParentGoesOn) {
+  const World world(must(llama_graph(oracle::small_llama(), Naming::kGguf)), DType::kF32);
+  Gpu gpu(sim_options(SimOrder::kLate));
+  const auto engine = must(world.open(gpu.backend, world.smallest_budget(gpu.backend)));
+  ASSERT_TRUE(engine->step({&kTokens[0], 1}).ok());
+  const std::uint64_t calls = gpu.sim.calls("cuStreamWaitEvent");
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    // No assertion here: what it prints would be lost. The engine is left as it is: its threads are the parent's.
+    const auto step = engine->step({&kTokens[1], 1});
+    const bool right = !step.ok() && step.error().code() == Code::kInvalid && step.error().message().find("fork") != std::string_view::npos &&
+                       gpu.sim.calls("cuStreamWaitEvent") == calls;
+    ::_exit(right ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "the child's step";
+  const auto wanted = world.cpu_logits(one_by_one(kTokens));
+  EXPECT_LE(largest_difference(copy(must(engine->step({&kTokens[1], 1}))), wanted[1]), kTolerance);
 }
 
 TEST(CudaEngine, AnyCallThatFailsOnceIsATypedErrorAndLeavesNothingBehind) {
