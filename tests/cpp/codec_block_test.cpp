@@ -3,7 +3,9 @@
 
 #include "paramwire/base/crc.hpp"
 #include "paramwire/codec/block.hpp"
+#include "paramwire/codec/byteplane.hpp"
 #include "paramwire/codec/cast.hpp"
+#include "paramwire/codec/plane_kernels.hpp"
 
 #include <gtest/gtest.h>
 
@@ -59,6 +61,42 @@ TEST(CodecBlock, EveryDTypeSpecAndSizeComesBackAsItsCast) {
       }
     }
   }
+}
+
+TEST(CodecBlock, PlanesLeftApartAreTheElementsAndTheCrcIsThatOfTheRawBytes) {
+  for (const DType dtype : all_dtypes()) {
+    const std::size_t element = element_bytes(dtype);
+    for (const Content content : all_contents()) {
+      for (const std::size_t bytes : {element, 48 * std::size_t{7}, std::size_t{kChunkBytes}}) {
+        const auto raw = sample(dtype, content, bytes, kSeed);
+        const auto codec = *open_codec(CodecId::kPlanes);
+        std::vector<std::byte> frame(codec->bound(dtype, raw.size()));
+        const auto stored = codec->encoder(dtype)->encode(7, raw, frame);
+        ASSERT_TRUE(stored.ok());
+        const std::span<const std::byte> whole = std::span(frame).first(*stored);
+        std::vector<std::byte> out(raw.size()), merged(raw.size());
+        const auto decoder = codec->decoder(dtype);
+        const auto apart = decoder->decode_apart(7, whole, out);
+        ASSERT_TRUE(apart.ok()) << apart.error().message();
+        EXPECT_EQ(apart->crc32c, crc32c(raw)) << dtype_name(dtype) << ", " << bytes << " bytes";
+        if (apart->planes) {
+          const PlaneShape shape = plane_shape(dtype);
+          std::array<const std::uint8_t*, 8> planes{};
+          for (std::size_t p = 0; p < shape.width; ++p) planes[p] = reinterpret_cast<const std::uint8_t*>(out.data()) + p * (raw.size() / shape.width);
+          planes::merge(planes.data(), raw.size() / shape.width, shape.width, shape.rotate, reinterpret_cast<std::uint8_t*>(merged.data()));
+          EXPECT_EQ(merged, raw);
+        } else {
+          EXPECT_EQ(out, raw);
+        }
+        // What is cut or of another place is not given as something else: the frame's structure tells, or the CRC does.
+        EXPECT_FALSE(decoder->decode_apart(7, whole.first(whole.size() - 1), out).ok());
+        const auto other = decoder->decode_apart(8, whole, out);
+        EXPECT_TRUE(!other.ok() || other->crc32c != crc32c(raw));
+      }
+    }
+  }
+  std::vector<std::byte> some(64);
+  EXPECT_EQ((*open_codec(CodecId::kLz4))->decoder(DType::kF32)->decode_apart(0, some, some).error().code(), Code::kUnavailable);
 }
 
 TEST(CodecBlock, BytesDoNotDependOnTheNumberOfThreads) {

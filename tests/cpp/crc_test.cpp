@@ -365,6 +365,8 @@ TEST(Crc64Join, JoinsThePartsOfEverySplitAndOfLongOnes) {
   const std::span<const std::byte> all(bytes);
   for (std::size_t cut = 0; cut <= bytes.size(); cut += cut < 300 ? 1 : 97) {
     EXPECT_EQ(crc64_join(crc64(all.first(cut)), crc64(all.subspan(cut)), bytes.size() - cut), crc64(all)) << cut;
+    EXPECT_EQ(crc32c_join(crc32c(all.first(cut)), crc32c(all.subspan(cut)), bytes.size() - cut), crc32c(all)) << cut;
+    EXPECT_EQ(crc32c(all) ^ crc32c_join(crc32c(all.first(cut)), 0, bytes.size() - cut), crc32c(all.subspan(cut))) << cut;
   }
   const std::vector<std::byte> zeros(3 << 20);
   EXPECT_EQ(crc64_join(crc64(all), crc64(zeros), zeros.size()), crc64(zeros, crc64(all)));

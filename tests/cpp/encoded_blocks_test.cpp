@@ -2,8 +2,10 @@
 #include "support/rig.hpp"
 
 #include "paramwire/base/bytes.hpp"
+#include "paramwire/base/extent_check.hpp"
 #include "paramwire/client/client.hpp"
 #include "paramwire/client/encoded_reads.hpp"
+#include "paramwire/codec/plane_kernels.hpp"
 
 #include <gtest/gtest.h>
 
@@ -80,6 +82,45 @@ TEST_F(EncodedBlocksTest, RangesOfABlockOfManyPiecesAreThoseOfItsRawBytes) {
       request.target = part;
       must(snapshot->fetch({&request, 1}));
       ASSERT_TRUE(std::equal(part.begin(), part.end(), raw.begin() + static_cast<std::ptrdiff_t>(2 * begin))) << transport << " rows " << begin << " to " << end;
+    }
+  }
+}
+
+// Puts together what a fetch left apart, and compares it with its CRCs, as a device does.
+void put_together(Bytes& target, const std::vector<PlanesApart>& planes, const std::vector<ExtentCheck>& checks) {
+  for (const PlanesApart& each : planes) {
+    const Bytes apart(target.begin() + static_cast<std::ptrdiff_t>(each.offset), target.begin() + static_cast<std::ptrdiff_t>(each.offset + each.size));
+    const auto* at = reinterpret_cast<const std::uint8_t*>(apart.data());
+    const std::uint8_t* const places[] = {at, at + each.size / 2};
+    planes::merge(places, each.size / 2, 2, true, reinterpret_cast<std::uint8_t*>(target.data() + each.offset));
+  }
+  EXPECT_TRUE(verify_extents(target, checks).ok());
+}
+
+TEST_F(EncodedBlocksTest, PlanesOfWholeChunksAreLeftApartForWhoAsksForThem) {
+  const std::size_t count = 1'000'001;
+  const Bytes raw = weights(count, 5);
+  const auto payload = must(encoder_.encode({{}, CodecId::kPlanes}, DType::kBF16, raw, 1));
+  publish_stored(payload.codec, count, Bytes(payload.bytes.begin(), payload.bytes.end()));
+  constexpr std::uint64_t kRow = 2, kChunk = kChunkBytes / kRow;
+  for (const char* transport : {"shm", "tcp", "udp"}) {
+    const auto from = client(transport);
+    for (const auto& [begin, end] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{{0, count}, {0, kChunk}, {1, kChunk}, {7, 3 * kChunk + 1}, {kChunk, 9 * kChunk}, {count - 5, count}, {3 * kChunk + 1, count}}) {
+      Bytes target(static_cast<std::size_t>((end - begin) * kRow), std::byte{0xee});
+      std::vector<ExtentCheck> checks = {{1, 2, 3}};
+      std::vector<PlanesApart> planes = {{4, 5}};
+      FetchRequest request;
+      request.tensor = "w";
+      request.part = Shard::rows(begin, end);
+      request.target = target;
+      request.checks = &checks;
+      request.planes = &planes;
+      must(from->fetch({&request, 1}));
+      const std::uint64_t first = (begin + kChunk - 1) / kChunk, last = end == count ? (count + kChunk - 1) / kChunk : end / kChunk;
+      EXPECT_EQ(checks.size(), last > first ? last - first : 0) << begin << " to " << end;
+      EXPECT_EQ(planes.size(), checks.size()) << "all of its chunks have planes";
+      put_together(target, planes, checks);
+      EXPECT_TRUE(std::equal(target.begin(), target.end(), raw.begin() + static_cast<std::ptrdiff_t>(begin * kRow))) << transport << ", rows " << begin << " to " << end;
     }
   }
 }

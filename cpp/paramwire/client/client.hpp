@@ -80,6 +80,10 @@ struct FetchRequest {
   // so the list may be empty. With `verify` false it is given all the same; what has no entry is then checked by nobody.
   // The call clears the list first, and leaves it empty unless `result` is ok. One of its own for each request; must stay as long as `target`.
   std::vector<ExtentCheck>* checks = nullptr;
+  // With `checks`: blocks of the codec `planes` leave their elements' byte planes apart, chunk by chunk, for a caller who puts them together (PlanesApart).
+  // Their chunks that lie whole in `target` then have an entry in `checks`, of the bytes as they must be after that; the list here, in order of
+  // offset, says which of them have to be put together. Cleared and filled as `checks`.
+  std::vector<PlanesApart>* planes = nullptr;
   Status result;                             // set by the call
   bool done = false;                         // set by the call: `result` is final
 };

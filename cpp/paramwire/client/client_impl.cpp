@@ -284,10 +284,16 @@ void ClientImpl::renew_loop() {
 
 namespace {
 
-// Blocks whose list of CRCs the caller can have: those that are not decoded here, and whose table DATA can carry.
-std::size_t extents_to_defer(const BlockRead& read) {
+// Blocks whose list of CRCs the caller can have: those that are not decoded here, or not wholly, and whose table DATA can carry.
+std::size_t extents_to_defer(const FetchRequest& request, const BlockRead& read) {
+  if (read.entry.codec == CodecId::kPlanes) return request.planes == nullptr ? 0 : whole_chunks(read);
   if (read.entry.codec != CodecId::kRaw || extent_count(read.entry.stored_size) * sizeof(ExtentRow) > kMaxTableBytes) return 0;
   return static_cast<std::size_t>(extent_count(whole_extents(read.entry.stored_size, read.range).size));
+}
+
+void clear_lists(const FetchRequest& request) {
+  if (request.checks != nullptr) request.checks->clear();
+  if (request.planes != nullptr) request.planes->clear();
 }
 
 }  // namespace
@@ -295,19 +301,25 @@ std::size_t extents_to_defer(const BlockRead& read) {
 void ClientImpl::defer_checks(const FetchRequest& request, std::span<BlockRead> reads) {
   if (request.checks == nullptr) return;
   std::size_t all = 0;
-  for (const BlockRead& read : reads) all += extents_to_defer(read);
+  for (const BlockRead& read : reads) all += extents_to_defer(request, read);
   request.checks->assign(all, {});  // before the parts: it may move
-  std::span<ExtentCheck> left(*request.checks);
+  if (request.planes != nullptr) request.planes->assign(all, {});
+  std::size_t at = 0;
   for (BlockRead& read : reads) {
-    read.checks = left.first(extents_to_defer(read));
-    left = left.subspan(read.checks.size());
+    const std::size_t count = extents_to_defer(request, read);
+    read.checks = std::span(*request.checks).subspan(at, count);
+    if (read.entry.codec == CodecId::kPlanes && request.planes != nullptr) read.planes = std::span(*request.planes).subspan(at, count);
+    at += count;
   }
 }
 
 void ClientImpl::place_checks(const FetchRequest& request, std::span<const BlockRead> reads) noexcept {
   for (const BlockRead& read : reads) {
-    for (ExtentCheck& check : read.checks) check.offset += static_cast<std::uint64_t>(read.target.data() - request.target.data());
+    const auto begin = static_cast<std::uint64_t>(read.target.data() - request.target.data());
+    for (ExtentCheck& check : read.checks) check.offset += begin;
+    for (PlanesApart& planes : read.planes) planes.offset += begin;
   }
+  if (request.planes != nullptr) std::erase_if(*request.planes, [](const PlanesApart& planes) { return planes.size == 0; });
 }
 
 void ClientImpl::read_raw(Link& link, std::span<BlockRead> batch, Micros until) {
@@ -390,7 +402,7 @@ Status ClientImpl::fetch(FetchMachine::Mode mode, std::shared_ptr<const HeldMani
   FetchMachine machine(machine_options);
   for (FetchRequest& request : requests) {
     request.done = false;
-    if (request.checks != nullptr) request.checks->clear();
+    clear_lists(request);
   }
   LeaseId lease = 0;
   std::optional<Error> error;
@@ -440,7 +452,7 @@ Status ClientImpl::fetch(FetchMachine::Mode mode, std::shared_ptr<const HeldMani
     for (FetchRequest& request : requests) {
       if (request.done) continue;
       request.result = machine.failure();
-      if (request.checks != nullptr) request.checks->clear();
+      clear_lists(request);
     }
     return machine.failure();
   }

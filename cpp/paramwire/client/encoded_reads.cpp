@@ -70,7 +70,12 @@ class Decoders {
       const std::uint64_t from = std::max(begin, read.range.offset);
       const std::uint64_t to = std::min(begin + size, read.range.offset + read.range.size);
       const auto wanted = read.target.subspan(static_cast<std::size_t>(from - read.range.offset), static_cast<std::size_t>(to - from));
-      if (wanted.size() == size) {
+      if (wanted.size() == size && !read.checks.empty()) {
+        PARAMWIRE_TRY(apart, decoder->decode_apart(chunk, {frame, stored}, wanted));
+        const auto number = static_cast<std::size_t>(chunk - chunk_count(read.range.offset));
+        read.checks[number] = {from - read.range.offset, static_cast<std::uint32_t>(size), apart.crc32c};
+        read.planes[number] = {from - read.range.offset, apart.planes ? static_cast<std::uint32_t>(size) : 0};
+      } else if (wanted.size() == size) {
         PARAMWIRE_CHECK(decoder->decode(chunk, {frame, stored}, wanted));
       } else {  // at an edge of the range
         edge_.resize(static_cast<std::size_t>(kChunkBytes));
@@ -370,6 +375,12 @@ class Reader {
 };
 
 }  // namespace
+
+std::size_t whole_chunks(const BlockRead& read) noexcept {
+  const std::uint64_t end = read.range.offset + read.range.size, first = chunk_count(read.range.offset);
+  const std::uint64_t last = end == read.entry.raw_size ? chunk_count(end) : end / kChunkBytes;
+  return static_cast<std::size_t>(last - std::min(first, last));
+}
 
 std::shared_ptr<const ChunkOffsets> ChunkIndexes::find(const ManifestEntry& entry) {
   const std::uint64_t key = key_of(entry);

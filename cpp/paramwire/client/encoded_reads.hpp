@@ -62,7 +62,11 @@ struct DecodeCounts {
   std::atomic<std::uint64_t> raw_bytes{0};     // that they became
 };
 
+// Chunks that lie whole in a read's range of raw bytes: as many as its `checks` are, where it has some.
+std::size_t whole_chunks(const BlockRead& read) noexcept;
+
 // Reads every item of `batch`, of encoded blocks: as Link::read(), but ranges and targets are of raw bytes.
+// Items with `checks` and `planes`, of blocks of the codec planes, leave the planes of whole chunks apart, unverified but for their stored bytes.
 // threads: of decoding, beside the caller's, which moves the bytes; started for reads of a few chunks and more, and ended here. 0: the caller decodes.
 // errors of an item: the link's; kCorrupt naming block, chunk and plane when its stored bytes are as promised and do not decode.
 void read_encoded(Link& link, std::span<BlockRead* const> batch, ChunkIndexes& indexes, DecodeBenches& benches, unsigned threads, DecodeCounts& counts, Micros deadline);

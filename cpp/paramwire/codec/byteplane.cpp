@@ -240,22 +240,46 @@ class PlanesDecoder final : public ChunkDecoder {
       return frame::verify(place, raw, parts.check);
     }
     const std::size_t count = raw.size() / shape_.width;
-    std::array<const std::uint8_t*, kPlanesMax> where{};
-    ByteReader in(parts.body);
-    for (std::size_t p = 0; p < shape_.width; ++p) {
-      PARAMWIRE_TRY(plane, decode_plane(place, p, parts.body, in, count));
-      where[p] = plane;
-    }
-    if (!in.finished()) return frame::corrupt(place, cat("the frame is ", in.remaining(), " bytes longer than its planes"));
+    PARAMWIRE_TRY(where, decode_planes(place, parts.body, count, planes_.data()));
     planes::merge(where.data(), count, shape_.width, shape_.rotate, reinterpret_cast<std::uint8_t*>(raw.data()));
     return frame::verify(place, raw, parts.check);
   }
 
+  Result<Apart> decode_apart(std::uint64_t index, std::span<const std::byte> stored, std::span<std::byte> out) override {
+    const Place place{CodecId::kPlanes, dtype_, index};
+    PARAMWIRE_CHECK(frame::check_raw_size(place, out.size()));
+    PARAMWIRE_TRY(parts, frame::read(place, stored, out.size()));
+    const Apart apart{.planes = parts.form == Form::kCoded, .crc32c = frame::crc_of_raw(place, out.size(), parts.check)};
+    if (!apart.planes) {
+      std::memcpy(out.data(), parts.body.data(), out.size());
+      return apart;
+    }
+    const std::size_t count = out.size() / shape_.width;
+    auto* const at = reinterpret_cast<std::uint8_t*>(out.data());
+    PARAMWIRE_TRY(where, decode_planes(place, parts.body, count, at));
+    for (std::size_t p = 0; p < shape_.width; ++p) {
+      if (where[p] != at + p * count) std::memcpy(at + p * count, where[p], count);
+    }
+    return apart;
+  }
+
  private:
-  // returns: where the plane's `count` bytes lie: in the frame, or in planes_.
-  Result<const std::uint8_t*> decode_plane(const Place& place, std::size_t p, std::span<const std::byte> body, ByteReader& in, std::size_t count) {
+  using Planes = std::array<const std::uint8_t*, kPlanesMax>;
+  // returns: where each plane's `count` bytes lie: in the frame, or its part of `own`.
+  Result<Planes> decode_planes(const Place& place, std::span<const std::byte> body, std::size_t count, std::uint8_t* own) {
+    Planes where{};
+    ByteReader in(body);
+    for (std::size_t p = 0; p < shape_.width; ++p) {
+      PARAMWIRE_TRY(plane, decode_plane(place, p, body, in, count, own + p * count));
+      where[p] = plane;
+    }
+    if (!in.finished()) return frame::corrupt(place, cat("the frame is ", in.remaining(), " bytes longer than its planes"));
+    return where;
+  }
+
+  // returns: where the plane's `count` bytes lie: in the frame, or at `own`.
+  Result<const std::uint8_t*> decode_plane(const Place& place, std::size_t p, std::span<const std::byte> body, ByteReader& in, std::size_t count, std::uint8_t* own) {
     const auto corrupt = [&](std::string_view why) { return frame::corrupt(place, cat("plane ", p, " of ", shape_.width, ": ", why)); };
-    std::uint8_t* const own = planes_.data() + p * count;
     const auto mode = in.get<std::uint8_t>();
     if (!in.ok()) return corrupt("the frame ends before it");
     switch (static_cast<Mode>(mode)) {

@@ -26,13 +26,20 @@ struct Place {
   std::uint64_t index;
 };
 
-inline std::uint32_t check(const Place& place, std::span<const std::byte> raw) noexcept {
+inline std::uint32_t check_of_place(const Place& place, std::size_t raw_size) noexcept {
   std::array<std::byte, 16> head;
   store_le(head.data(), place.index);
-  store_le(head.data() + 8, static_cast<std::uint32_t>(raw.size()));
+  store_le(head.data() + 8, static_cast<std::uint32_t>(raw_size));
   store_le(head.data() + 12, static_cast<std::uint16_t>(place.codec));
   store_le(head.data() + 14, static_cast<std::uint16_t>(place.dtype));
-  return crc32c(raw, crc32c(head));
+  return crc32c(head);
+}
+
+inline std::uint32_t check(const Place& place, std::span<const std::byte> raw) noexcept { return crc32c(raw, check_of_place(place, raw.size())); }
+
+// The CRC-32C of raw bytes that have this check, alone.
+inline std::uint32_t crc_of_raw(const Place& place, std::size_t raw_size, std::uint32_t check) noexcept {
+  return check ^ crc32c_join(check_of_place(place, raw_size), 0, raw_size);
 }
 
 inline void write_head(std::byte* target, std::uint32_t check, Form form) noexcept {

@@ -51,6 +51,10 @@ Result<const Codec*> open_codec(CodecId id) {
   return Error(Code::kInvalid, cat("unknown codec code ", static_cast<unsigned>(id), "; this build knows 0 to ", kCodecMax));
 }
 
+Result<ChunkDecoder::Apart> ChunkDecoder::decode_apart(std::uint64_t, std::span<const std::byte>, std::span<std::byte>) {
+  return Error(Code::kUnavailable, "this codec has no planes: decode() its chunks");
+}
+
 std::vector<Availability> available_codecs() {
   return {
       {"raw", true, "bytes as they are"},

@@ -67,6 +67,14 @@ class ChunkDecoder {
   // Decode `stored`, the frame of chunk `index`, into all of `raw`, whose bytes are undefined after an error.
   // errors: kCorrupt naming chunk and plane: not a frame of this chunk, dtype and size; kInvalid: no possible size of `raw`
   virtual Status decode(std::uint64_t index, std::span<const std::byte> stored, std::span<std::byte> raw) = 0;
+
+  // As decode(), but for what somebody else does better, in device memory say: putting byte planes together, and the check.
+  struct Apart {
+    bool planes = false;       // `out` holds the planes, as PlanesApart says (base/extent_check.hpp); else the raw bytes
+    std::uint32_t crc32c = 0;  // what the raw bytes must have
+  };
+  // out: as many bytes as decode() would fill. errors: as decode(), but for the check; kUnavailable: this codec has no planes
+  virtual Result<Apart> decode_apart(std::uint64_t index, std::span<const std::byte> stored, std::span<std::byte> out);
 };
 
 // threads: any. Constants; never destroyed.

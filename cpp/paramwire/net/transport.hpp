@@ -47,6 +47,8 @@ struct BlockRead {
   // whatever is omitted. The slot's header, versions and sequence are checked as always, and so are the extents at the range's edges. Undefined after
   // an error.
   std::span<ExtentCheck> checks{};
+  // Of encoded blocks, whose ranges are of raw bytes (client/encoded_reads.hpp), as many as checks: how each lies; size 0: as raw bytes. No link looks at it.
+  std::span<PlanesApart> planes{};
 };
 
 // What the UDP path did to get its bytes. The last five are gauges: sums over links take the largest.
