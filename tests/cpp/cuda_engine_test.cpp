@@ -3,6 +3,7 @@
 #include "support/rig.hpp"
 
 #include "cpp/cuda_backend_rig.hpp"
+#include "paramwire/codec/payload.hpp"
 #include "paramwire/compute/bert.hpp"
 #include "paramwire/engine/engine.hpp"
 
@@ -29,10 +30,15 @@ const std::vector<Token> kTokens = {3, 41, 95, 3, 0, 17, 60, 22};
 // A server with the tensors of a graph, a client of it, and what the CPU backend makes of them.
 class World {
  public:
-  World(Graph graph, DType dtype) : graph_(std::move(graph)), tensors_(oracle::random_tensors(graph_, dtype, kSeed)) {
+  World(Graph graph, DType dtype, CodecId codec = CodecId::kRaw) : graph_(std::move(graph)), tensors_(oracle::random_tensors(graph_, dtype, kSeed)) {
     auto publish = must(rig_.server->publish());
     for (const auto& [name, tensor] : tensors_) {
       const std::span<const std::byte> bytes(tensor.bytes);
+      if (codec != CodecId::kRaw) {
+        const auto payload = must(encoder_.encode({{}, codec}, dtype, bytes, 1));
+        must(publish.put({name, tensor.dtype, tensor.shape, {}, payload.codec, payload.bytes.size()}, payload.bytes));
+        continue;
+      }
       if (tensor.shape.rank() < 2) {
         must(publish.put({name, tensor.dtype, tensor.shape, {}}, bytes));
         continue;
@@ -81,6 +87,7 @@ class World {
 
  private:
   Rig rig_;
+  PayloadEncoder encoder_;
   Graph graph_;
   oracle::Tensors tensors_;
   std::shared_ptr<Client> client_;
@@ -142,6 +149,28 @@ TEST(CudaEngine, ExtentsAreComparedOnTheDeviceAndNotOnTheHost) {
     EXPECT_GE(world.client().stats().link.extents_deferred, before + 8);
     const auto ran = gpu.sim.ran();
     EXPECT_GT(std::count(ran.begin(), ran.end(), "pw_crc32c_extents"), 0);
+  }
+}
+
+// Exponents are decoded on the host, planes put together on the device and compared there.
+TEST(CudaEngine, EncodedWeightsArePutTogetherOnTheDevice) {
+  LlamaConfig config = oracle::small_llama();
+  config.vocabulary = 1'500;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const World world(must(llama_graph(config, Naming::kGguf)), dtype, CodecId::kPlanes);
+    const auto wanted = world.cpu_logits(one_by_one(std::span(kTokens).first(2)));
+    Gpu gpu(sim_options(SimOrder::kLate));
+    // All of it stays, or streams in pieces of whole chunks, or of rows, which the host decodes.
+    const std::uint64_t least = world.smallest_budget(gpu.backend);
+    for (const std::uint64_t budget : {std::uint64_t{0}, least + (std::uint64_t{300} << 10), least}) {
+      gpu.sim.clear_log();
+      const auto engine = must(world.open(gpu.backend, budget));
+      for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_LE(largest_difference(copy(must(engine->step({&kTokens[i], 1}))), wanted[i]), kTolerance) << "step " << i;
+      EXPECT_LE(engine->stats().held_bytes_max, budget != 0 ? budget : UINT64_MAX);
+      const auto ran = gpu.sim.ran();
+      EXPECT_EQ(std::count(ran.begin(), ran.end(), dtype == DType::kF32 ? "pw_merge_4" : "pw_merge_2") > 0, budget != least);
+      EXPECT_EQ(std::count(ran.begin(), ran.end(), "pw_crc32c_extents") > 0, budget != least);
+    }
   }
 }
 

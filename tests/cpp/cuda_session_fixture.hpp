@@ -19,7 +19,7 @@ inline const std::vector<Token> kTokens = {3, 41};
 // The model's pieces in page-locked memory, each at its place, so that nothing but the device decides when they are read.
 class SessionFixture {
  public:
-  SessionFixture(SimCudaOptions options, std::uint64_t rows, std::size_t stay, std::uint64_t window_bytes, std::uint32_t resident_sets = 1)
+  SessionFixture(SimCudaOptions options, std::uint64_t rows, std::size_t stay, std::uint64_t window_bytes, std::uint32_t resident_sets = 1, std::uint64_t planes_bytes = 0)
       : graph_(must(llama_graph(oracle::small_llama(), Naming::kGguf))), tensors_(oracle::random_tensors(graph_, DType::kF32, kSeed)), gpu_(std::move(options)),
         binding_(must(graph_.bind(oracle::infos(tensors_)))) {
     SessionOptions session;
@@ -27,6 +27,7 @@ class SessionFixture {
     session.step_tokens = 4;
     session.window_bytes = window_bytes;
     session.resident_sets = resident_sets;
+    session.planes_bytes = planes_bytes;
     std::size_t count = 0;
     std::uint64_t bytes = 0;
     for (std::size_t need = 0; need < binding_.needs().size(); ++need) {

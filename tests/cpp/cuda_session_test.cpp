@@ -95,6 +95,29 @@ TEST(CudaSession, ChecksThatAreNoRunOfExtentsAreRefused) {
   }
 }
 
+TEST(CudaSession, PlanesOutsideOfTheirViewAndThoseNobodySpokeOfAreRefused) {
+  for (const std::uint64_t planes_bytes : {0U, 1U << 16}) {
+    Fixture fixture(sim_options(SimOrder::kLate), kRows, 5, kWindow, 1, planes_bytes);
+    const Token token = 1;
+    must(fixture.session().begin({&token, 1}));
+    must(fixture.supply_rows());
+    const auto size = static_cast<std::uint32_t>(fixture.bytes_of(fixture.next_piece()).size());
+    const std::vector<std::vector<PlanesApart>> wrong = {{{0, 0}}, {{0, 3}}, {{2, 4}}, {{0, size + 4}}, {{size, 4}}, {{0, 8}, {4, 8}}, {{UINT64_MAX - 3, 8}}};
+    for (const auto& planes : wrong) {
+      WeightView view = fixture.view(fixture.next_piece(), {});
+      view.planes = planes;
+      const Status refused = fixture.session().supply(view);
+      ASSERT_FALSE(refused.ok());
+      EXPECT_EQ(refused.error().code(), Code::kInvalid) << refused.error().message();
+    }
+    WeightView view = fixture.view(fixture.next_piece(), {});
+    const PlanesApart right{0, size};
+    view.planes = {&right, 1};
+    EXPECT_EQ(fixture.session().supply(view).ok(), planes_bytes > 0);
+    fixture.session().abandon();
+  }
+}
+
 TEST(CudaSession, PiecesThatStayAreAskedForOnce) {
   Fixture fixture(sim_options(SimOrder::kLate), kRows, 1, 0);
   const auto wanted = fixture.cpu_logits();

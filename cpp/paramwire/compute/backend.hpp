@@ -42,6 +42,8 @@ struct WeightView {
   // What extents of `data` must be, where nobody has summed them yet: contiguous, each of 64 KiB, the last of them may be shorter. For
   // backends with memory of their own, which compare them there; finish() tells. Others are given none.
   std::span<const ExtentCheck> checks{};
+  // Where the byte planes of elements are still apart, ascending: such a backend puts them together, before it compares. Others are given none.
+  std::span<const PlanesApart> planes{};
 };
 
 // What the session waits for.
@@ -76,6 +78,8 @@ struct SessionOptions {
   std::uint64_t window_bytes = 0;
   // Sets of that memory for pieces that stay: with 2, stage() fills one while steps compute with the other.
   std::uint32_t resident_sets = 1;
+  // Bytes of the largest view that may have WeightView::planes; 0: none has. Of memory of their own, such backends take as much again.
+  std::uint64_t planes_bytes = 0;
 };
 
 // threads: one at a time. Different sessions of a backend may run in different threads.

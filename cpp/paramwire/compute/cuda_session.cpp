@@ -55,12 +55,13 @@ Status CudaSession::allocate() {
     blas = std::move(made);
   }
   sets_ = std::make_unique<CudaSets>(device, binding_, walk_);
-  PARAMWIRE_CHECK(sets_->open(options_.resident_sets, context_->module, compute_));
+  PARAMWIRE_CHECK(sets_->open(options_, context_->module, compute_));
   PARAMWIRE_TRY(slots, cuda::DeviceMemory::allocate(device, 2 * walk_.slot_bytes, "the slots of weights that stream"));
   slots_ = std::move(slots);
   emitter_ = std::make_unique<CudaEmitter>(device, context_->module, std::move(blas), binding_, options_);
   PARAMWIRE_CHECK(emitter_->prepare(compute_));
 
+  PARAMWIRE_CHECK(planes_.open(device, context_->module, options_.planes_bytes, kInFlight));
   PARAMWIRE_CHECK(checks_.open(device, context_->module, walk_, kInFlight));
 
   std::uint64_t row_bytes = 0;
@@ -226,7 +227,7 @@ Status CudaSession::supply_piece(const WeightView& view) {
     }
     at = slots_.address() + slot_ * walk_.slot_bytes + piece.offset;
   }
-  PARAMWIRE_CHECK(copy_.to_device(at, view.data));
+  PARAMWIRE_CHECK(planes_.copy(copy_, view, at, supplied_));
   PARAMWIRE_CHECK(checks_.enqueue(copy_, view, at, next_piece_, supplied_));
   PARAMWIRE_CHECK(copy_.record(copied_[supplied_ % kInFlight]));
   ++supplied_;

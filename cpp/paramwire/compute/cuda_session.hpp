@@ -12,6 +12,7 @@
 #include "paramwire/compute/backend.hpp"
 #include "paramwire/compute/cuda_checks.hpp"
 #include "paramwire/compute/cuda_emit.hpp"
+#include "paramwire/compute/cuda_planes.hpp"
 #include "paramwire/compute/cuda_sets.hpp"
 #include "paramwire/compute/cuda_walk.hpp"
 #include "paramwire/cuda/device.hpp"
@@ -89,6 +90,7 @@ class CudaSession final : public Session {
   std::array<cuda::Event, 2> computed_;                 // by slot
   cuda::Event arrived_, done_;
   cuda::HostMemory upload_, rows_, logits_;
+  CudaPlanes planes_;
   CudaChecks checks_;
   cuda::HostMemory met_;  // StepState::met, after the step
 

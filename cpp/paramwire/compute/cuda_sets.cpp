@@ -14,7 +14,8 @@ namespace {
 constexpr std::size_t kInFlight = 2;
 }  // namespace
 
-Status CudaSets::open(std::uint32_t count, std::shared_ptr<const cuda::Module> module, const cuda::Stream& stream) {
+Status CudaSets::open(const SessionOptions& options, std::shared_ptr<const cuda::Module> module, const cuda::Stream& stream) {
+  const std::uint32_t count = options.resident_sets;
   if (count < 1 || count > 2) return Error(Code::kInvalid, cat("cuda session: resident_sets is ", count, ", expected 1 or 2"));
   count_ = count;
   for (auto& there : there_) there.assign(walk_.pieces.size(), false);
@@ -30,6 +31,7 @@ Status CudaSets::open(std::uint32_t count, std::shared_ptr<const cuda::Module> m
   stream_ = std::move(own);
   PARAMWIRE_TRY(copied, cuda::Event::create(device_));
   copied_ = std::move(copied);
+  PARAMWIRE_CHECK(planes_.open(device_, module, options.planes_bytes, kInFlight));
   return checks_.open(device_, std::move(module), walk_, kInFlight);
 }
 
@@ -88,7 +90,7 @@ Status CudaSets::stage(std::size_t piece, const WeightView& view) {
     return Error(Code::kInvalid, cat("stage for tensor '", view.tensor, "': given rows [", view.row_begin, ", ", view.row_end, "), expected the piece to ", layout.row_end));
   }
   if (turn_ > 0) PARAMWIRE_CHECK(copied_.synchronize());
-  PARAMWIRE_CHECK(stream_.to_device(place(other(), piece), view.data));
+  PARAMWIRE_CHECK(planes_.copy(stream_, view, place(other(), piece), turn_));
   PARAMWIRE_CHECK(checks_.enqueue(stream_, view, place(other(), piece), piece, turn_++));
   PARAMWIRE_CHECK(stream_.record(copied_));
   there_[other()][piece] = true;

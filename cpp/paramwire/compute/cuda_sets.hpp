@@ -9,6 +9,7 @@
 #include "paramwire/base/error.hpp"
 #include "paramwire/compute/backend.hpp"
 #include "paramwire/compute/cuda_checks.hpp"
+#include "paramwire/compute/cuda_planes.hpp"
 #include "paramwire/compute/cuda_walk.hpp"
 #include "paramwire/cuda/device.hpp"
 #include "paramwire/cuda/module.hpp"
@@ -32,8 +33,8 @@ class CudaSets {
   CudaSets(const CudaSets&) = delete;
   CudaSets& operator=(const CudaSets&) = delete;
 
-  // count: 1 or 2. With the device current. errors: kInvalid: another count; kBackpressure
-  Status open(std::uint32_t count, std::shared_ptr<const cuda::Module> module, const cuda::Stream& stream);
+  // With the device current. errors: kInvalid: resident_sets other than 1 or 2; kBackpressure
+  Status open(const SessionOptions& options, std::shared_ptr<const cuda::Module> module, const cuda::Stream& stream);
 
   std::uint32_t count() const noexcept { return count_; }
   CUdeviceptr address(unsigned set) const noexcept { return memory_.address() + set * walk_.resident_bytes; }
@@ -77,6 +78,7 @@ class CudaSets {
   // What fills the other set.
   cuda::Stream stream_;
   cuda::Event copied_;
+  CudaPlanes planes_;
   CudaChecks checks_;
   std::uint64_t turn_ = 0;
   bool filling_ = false, whole_ = false;

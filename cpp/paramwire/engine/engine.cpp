@@ -149,6 +149,10 @@ Status StreamingEngine::open_session() {
     for (const Piece& piece : plan_.pieces) session_options.pieces.push_back({walk_needs_[piece.need], piece.row_begin, piece.row_end, piece.resident});
     session_options.window_bytes = plan_.window_bytes;
     session_options.resident_sets = options_.versions;
+    for (const Piece& piece : plan_.pieces) {
+      if (walk_encoded_) planes_bytes_ = std::max(planes_bytes_, piece.bytes);
+    }
+    session_options.planes_bytes = planes_bytes_;
   }
   PARAMWIRE_TRY(session, backend_->open_session(*binding_, session_options));
   session_ = std::move(session);
@@ -173,10 +177,18 @@ Status StreamingEngine::plan() {
     walk.push_back({need.tensor, need.rows, need.row_bytes, std::move(cuts), device_ && vector});
     walk_needs_.push_back(i);
   }
-  // Embedding rows are decoded in what two walking fetches leave of theirs; an expert is a fetch of its own size.
-  if (walk_encoded_) decoding_ = kCopyThreads * kDecodeBytes;
-  if (rows.encoded_max > (walk_encoded_ ? kRowsBytes : 0)) decoding_ += kDecodeBytes;
   PlanOptions options;
+  // Embedding rows are decoded in what two walking fetches leave of theirs; an expert is a fetch of its own size.
+  if (device_) {
+    // Of the device's memory: what planes pass through, once for each set of what stays. The host decodes outside of the budget.
+    for (const WalkNeed& need : walk) {
+      const std::uint64_t piece = std::min(std::max(options.piece_bytes, need.row_bytes), need.rows * need.row_bytes);
+      if (walk_encoded_) decoding_ = std::max(decoding_, options_.versions * piece);
+    }
+  } else {
+    if (walk_encoded_) decoding_ = kCopyThreads * kDecodeBytes;
+    if (rows.encoded_max > (walk_encoded_ ? kRowsBytes : 0)) decoding_ += kDecodeBytes;
+  }
   options.resident_copies = options_.versions;
   const std::uint64_t walk_min = walk_budget_min(walk, options_.versions) + decoding_;
   if (options_.budget_bytes == 0) {
@@ -253,7 +265,10 @@ void StreamingEngine::fetch_piece(Snapshot& snapshot, const Piece& piece, std::s
   request.tensor = need.tensor;
   request.part = part;
   request.target = target;
-  if (device_) request.checks = &arrival.checks;
+  if (device_) {
+    request.checks = &arrival.checks;
+    request.planes = &arrival.planes;
+  }
   arrival.status = snapshot.fetch(std::span(&request, 1), CallOptions{options_.fetch_timeout});
   arrival.bytes = target;
 }
@@ -267,6 +282,7 @@ WeightView StreamingEngine::weight_view(const Piece& piece, const Arrival& arriv
   view.row_end = piece.row_end;
   view.data = arrival.bytes;
   view.checks = arrival.checks;
+  view.planes = arrival.planes;
   return view;
 }
 
@@ -488,7 +504,7 @@ EngineStats StreamingEngine::stats() const {
   out.source = views_ ? "view" : "copy";
   if (device_) {
     // What a device holds is fixed: pieces that stay, and the slots of those that stream.
-    out.held_bytes_max = options_.versions * plan_.resident_bytes + plan_.window_bytes;
+    out.held_bytes_max = options_.versions * (plan_.resident_bytes + planes_bytes_) + plan_.window_bytes;
     out.staging_bytes = window_->ring_bytes() + (beside_ != nullptr ? beside_->span().size() : 0);
   }
   return out;

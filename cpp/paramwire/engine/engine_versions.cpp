@@ -102,6 +102,7 @@ Status StreamingEngine::fill_piece(Snapshot& next, std::size_t index, bool same)
   arrival.ready = false;
   arrival.status = {};
   arrival.checks.clear();
+  arrival.planes.clear();
   if (same && !views_) {
     if (arrival.own.size() == 0) {
       PARAMWIRE_TRY(own, Buffer::allocate(static_cast<std::size_t>(piece.bytes)));

@@ -27,6 +27,7 @@ struct Arrival {
   Status status;
   BlockView view;
   std::vector<ExtentCheck> checks;   // that a device makes
+  std::vector<PlanesApart> planes;   // that it puts together
   Buffer own;                        // of resident pieces in copy mode
   std::span<const std::byte> bytes;
 };
@@ -94,6 +95,7 @@ class StreamingEngine final : public Engine {
   bool walk_encoded_ = false;                  // some of what is walked has no bytes to view
   std::uint64_t rows_bytes_ = 0;               // of the budget, for rows by data
   std::uint64_t decoding_ = 0;                 // of the budget, for encoded pieces on their way
+  std::uint64_t planes_bytes_ = 0;             // of the largest piece whose planes a device puts together
   Buffer rows_;
   Buffer ring_;                                // copy mode
   std::unique_ptr<Staging> staging_;           // the ring of a device
