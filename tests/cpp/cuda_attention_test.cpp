@@ -16,7 +16,7 @@ struct Shape {
 class World {
  public:
   World(const Shape& shape, std::uint32_t tokens, std::uint32_t position, bool causal, std::uint64_t seed, std::size_t offset = 0)
-      : shape_(shape), tokens_(tokens), state_{.position = position, .tokens = tokens}, context_(causal ? position + tokens + 3 : 0), causal_(causal),
+      : shape_(shape), tokens_(tokens), state_{.position = position, .tokens = tokens, .generation = 0, .met = kNoGeneration}, context_(causal ? position + tokens + 3 : 0), causal_(causal),
         query_(std::size_t{tokens} * shape.heads * shape.size, offset),
         keys_(std::size_t{shape.kv_heads} * shape.size * (causal ? context_ : tokens), offset),
         values_(keys_.size(), offset),

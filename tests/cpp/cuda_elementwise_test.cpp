@@ -121,7 +121,7 @@ TEST_F(CudaElementwise, RotaryTablesAreRightToTheLastPlace) {
   Array<double> turns(pairs);
   for (std::uint32_t i = 0; i < pairs; ++i) turns[i] = std::pow(10000.0, -static_cast<double>(i) / pairs);
   for (const std::uint32_t position : {0U, 1U, 511U, 8191U, 131070U, 1048570U}) {
-    const StepState state{.position = position, .tokens = tokens};
+    const StepState state{.position = position, .tokens = tokens, .generation = 0, .met = kNoGeneration};
     Array<float> cosines(std::size_t{tokens} * pairs), sines(cosines.size());
     const RotaryTableArgs args{.state = &state, .turns = turns.data(), .cosines = cosines.data(), .sines = sines.data(), .tokens = tokens, .pairs = pairs};
     run("rotary_table", rotary_table_launch(args), args, position);
@@ -173,7 +173,7 @@ TEST_F(CudaElementwise, CacheTakesTheStepAtItsPositionAndNothingBeyondItsEnd) {
   fill_random(key, 1);
   fill_random(value, 2);
   for (const std::uint32_t position : {0U, 3U, 5U, 7U}) {
-    const StepState state{.position = position, .tokens = tokens};
+    const StepState state{.position = position, .tokens = tokens, .generation = 0, .met = kNoGeneration};
     Array<float> keys(std::size_t{kv_heads} * context * size, 0, 9.0F), values(keys.size(), 0, 8.0F);
     const CacheWriteArgs args{.state = &state, .key = key.data(), .value = value.data(), .keys = keys.data(), .values = values.data(), .tokens = tokens,
                               .kv_heads = kv_heads, .head_size = size, .context = context};
