@@ -1,11 +1,10 @@
-// Products of few tokens, routing and experts, against double-precision loops and the CPU backend's own.
+// Products of few tokens, against double-precision loops and the CPU backend's own.
 #include "cpp/cuda_kernels_rig.hpp"
 
 #include "paramwire/compute/kernels.hpp"
 #include "paramwire/cuda/kernels/gemv_bodies.hpp"
 
 #include <array>
-#include <numeric>
 
 namespace paramwire::testing {
 namespace {
@@ -13,17 +12,6 @@ namespace {
 using namespace cuda;
 
 class CudaGemv : public CudaKernels {};
-
-// A product and what rounding may do to it: a lane adds every 32nd element, or every 32nd eight, then five levels of the warp's tree, bias and
-// what was there; each product is rounded once.
-struct Product {
-  double value = 0, size = 0;
-  void add(double a, double b) {
-    value += a * b;
-    size += std::abs(a * b);
-  }
-  double bound(std::uint32_t columns) const { return gamma_of(std::ceil(columns / 256.0) * 8 + 5 + 3) * size + kUnit * std::abs(value); }
-};
 
 struct GemvCase {
   std::uint32_t rows, columns, tokens;
@@ -120,92 +108,6 @@ TEST_F(CudaGemv, AgreesWithTheCpuBackendsLoop) {
         for (std::uint32_t c = 0; c < columns; ++c) product.add(static_cast<double>(weight.get(std::size_t{row} * columns + c)), static_cast<double>(x[c]));
         // Two computations, each within the bound of the one true sum; the CPU's lanes are at least 8.
         ASSERT_TRUE(near(out[row], static_cast<double>(cpu[row]), product.bound(columns) + gamma_of(columns / 8.0 + 10) * product.size)) << set->name;
-      }
-    }
-  }
-}
-
-// ---------------------------------------------------------------- routing and experts
-
-TEST_F(CudaGemv, TopKTakesTheLargestTiesByNumberAndNaNLast) {
-  std::mt19937_64 random(11);
-  for (const std::uint32_t experts : {1U, 2U, 8U, 33U, 128U, kExpertsMax}) {
-    for (const std::uint32_t k : {1U, 2U, 8U, 40U}) {
-      if (k > experts) continue;
-      for (const std::uint32_t normalise : {0U, 1U}) {
-        const std::uint32_t tokens = 6;
-        Array<float> scores(std::size_t{tokens} * experts), routing(std::size_t{tokens} * 2 * k);
-        for (std::uint32_t i = 0; i < scores.size(); ++i) {
-          scores[i] = static_cast<float>(static_cast<int>(random() % 41) - 20) / 4;  // many ties, both zeros
-          if (scores[i] == 0 && random() % 2 == 0) scores[i] = -0.0F;
-          if (i / experts == 4 && random() % 3 == 0) scores[i] = kNaN;
-          if (i / experts == 5 && random() % 3 == 0) scores[i] = -kInf;
-        }
-        const TopKArgs args{.scores = scores.data(), .routing = routing.data(), .tokens = tokens, .experts = experts, .k = k, .normalise = normalise};
-        run("top_k", top_k_launch(args), args, k + experts);
-        for (std::uint32_t token = 0; token < tokens; ++token) {
-          const float* row = scores.data() + std::size_t{token} * experts;
-          std::vector<std::uint32_t> order(experts);
-          std::iota(order.begin(), order.end(), 0U);
-          std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-            if (std::isnan(row[a]) || std::isnan(row[b])) return !std::isnan(row[a]) && std::isnan(row[b]);
-            return row[a] > row[b];
-          });
-          double sum = 0, sum_k = 0;
-          const double most = static_cast<double>(row[order[0]]);
-          for (std::uint32_t i = 0; i < experts; ++i) (i < k ? sum_k : sum) += std::exp(static_cast<double>(row[order[i]]) - most);
-          const double whole = normalise != 0 ? sum_k : sum + sum_k;
-          for (std::uint32_t slot = 0; slot < k; ++slot) {
-            ASSERT_EQ(routing[std::size_t{token} * 2 * k + slot], static_cast<float>(order[slot])) << experts << " " << k << " token " << token;
-            const double expected = std::exp(static_cast<double>(row[order[slot]]) - most) / whole;
-            ASSERT_TRUE(near(routing[std::size_t{token} * 2 * k + k + slot], expected, expected * gamma_of(std::max(k, experts / 32) + 12 + 10)));
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_F(CudaGemv, ExpertsMultiplyAndCombineWhatTheRouterPicked) {
-  std::mt19937_64 random(12);
-  std::uint64_t seed = 0;
-  for (int format = 0; format < 3; ++format) {
-    for (const auto& [rows, columns] : {std::array{1U, 5U}, {9U, 64U}, {30U, 264U}}) {
-      for (const bool combine : {false, true}) {
-        const std::uint32_t experts = 6, k = 2, tokens = 3, fetched = 4;
-        const Weights weights(format, std::size_t{fetched} * rows * columns, ++seed);
-        Array<std::uint32_t> place_of(experts);
-        for (std::uint32_t& place : place_of) place = static_cast<std::uint32_t>(random() % fetched);
-        Array<float> routing(std::size_t{tokens} * 2 * k), x(std::size_t{tokens} * (combine ? k : 1) * columns), out(std::size_t{tokens} * (combine ? 1 : k) * rows);
-        fill_random(x, seed);
-        for (std::uint32_t i = 0; i < routing.size(); ++i) routing[i] = i / k % 2 == 0 ? static_cast<float>(random() % experts) : static_cast<float>(random() % 100) / 100;
-        const ExpertArgs args{.weights = weights.data(), .place_of = place_of.data(), .routing = routing.data(), .x = x.data(), .out = out.data(), .tokens = tokens,
-                              .k = k, .rows = rows, .columns = columns, .combine = combine ? 1U : 0U};
-        const Launch launch = expert_launch(args);
-        EXPECT_EQ(launch.blocks[1], combine ? 1U : k);
-        run(std::string("expert_gemv") + kFormats[format], launch, args, seed);
-        for (std::uint32_t token = 0; token < tokens; ++token) {
-          for (std::uint32_t row = 0; row < rows; ++row) {
-            Product both;
-            for (std::uint32_t slot = 0; slot < k; ++slot) {
-              const std::size_t expert = place_of[static_cast<std::uint32_t>(routing[std::size_t{token} * 2 * k + slot])];
-              const double part = combine ? static_cast<double>(routing[std::size_t{token} * 2 * k + k + slot]) : 1;
-              Product product;
-              for (std::uint32_t c = 0; c < columns; ++c) {
-                const double value = static_cast<double>(x[(token * (combine ? k : 1U) + (combine ? slot : 0U)) * std::size_t{columns} + c]);
-                product.add(part * static_cast<double>(weights.get((expert * rows + row) * columns + c)), value);
-              }
-              both.value += product.value;
-              both.size += product.size;
-              if (!combine) {
-                ASSERT_TRUE(near(out[(std::size_t{token} * k + slot) * rows + row], product.value, product.bound(columns)));
-              }
-            }
-            if (combine) {
-              ASSERT_TRUE(near(out[std::size_t{token} * rows + row], both.value, both.bound(columns) + gamma_of(k + 1) * both.size));
-            }
-          }
-        }
       }
     }
   }

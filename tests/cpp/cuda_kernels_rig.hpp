@@ -123,6 +123,17 @@ inline ::testing::AssertionResult near(float actual, double expected, double bou
   return ::testing::AssertionFailure() << actual << " is " << std::abs(static_cast<double>(actual) - expected) << " from " << expected << ", more than " << bound;
 }
 
+// A product and what rounding may do to it: a lane adds every 32nd element, or every 32nd eight, then five levels of the warp's tree, bias and
+// what was there; each product is rounded once.
+struct Product {
+  double value = 0, size = 0;
+  void add(double a, double b) {
+    value += a * b;
+    size += std::abs(a * b);
+  }
+  double bound(std::uint32_t columns) const { return gamma_of(std::ceil(columns / 256.0) * 8 + 5 + 3) * size + kUnit * std::abs(value); }
+};
+
 class CudaKernels : public ::testing::Test {
  protected:
   template <typename Args>

@@ -202,17 +202,27 @@ struct TopKArgs {
 inline constexpr std::uint32_t kExpertsMax = 1024;  // scores of a row lie in shared memory
 Launch top_k_launch(const TopKArgs& args);
 
-// expert_gemv_<w>: for each token and each of its k experts e: out[t][j] = W[e] x[t] (x_slots = 1), or, combined, out[t] = sum over j of
-// weight[t][j] * W[e] x[t][j] (x_slots = k).
+// expert_gemv_<w>: out[p] = W[e] x[p / share] for each pick p = token * k + slot of each expert e. Picks are grouped by expert, so that an expert
+// is read once for all tokens that picked it (from the second-level cache, beyond kGemvTokensMax of them).
 struct ExpertArgs {
-  const void* weights;             // experts that were fetched, packed, [any, rows, columns]
-  const std::uint32_t* place_of;   // [experts]: index into `weights`, for those in `routing`
-  const float* routing;            // [tokens, 2 k]
-  const float* x;                  // [tokens, x_slots * columns]
-  float* out;                      // [tokens, k * rows], or combined [tokens, rows]
-  std::uint32_t tokens, k, rows, columns;
-  std::uint32_t combine;
+  const void* weights;         // [experts, rows, columns]: what was fetched, packed
+  const std::uint32_t* begin;  // [experts + 1]: the picks of expert i are picks[begin[i]] to picks[begin[i + 1] - 1]
+  const std::uint32_t* picks;  // each once
+  const float* x;              // [tokens, columns], or, a row for each pick, [tokens * k, columns]
+  float* out;                  // [tokens * k, rows]
+  std::uint32_t experts, rows, columns;
+  std::uint32_t share;         // picks to a row of x: k, or 1
+  std::uint32_t picks_max;     // of one expert, for the launch: more of them are right, too, and slower
 };
 Launch expert_launch(const ExpertArgs& args);
+
+// expert_sum: out[t] = the sum over slots j of weight[t][j] * products[t * k + j], slot by slot.
+struct ExpertSumArgs {
+  const float* products;  // [tokens * k, rows]
+  const float* routing;   // [tokens, 2 k]
+  float* out;             // [tokens, rows]
+  std::uint32_t tokens, k, rows;
+};
+Launch expert_sum_launch(const ExpertSumArgs& args);
 
 }  // namespace paramwire::cuda

@@ -3,4 +3,5 @@
 
 #include "paramwire/cuda/kernels/attention_bodies.hpp"
 #include "paramwire/cuda/kernels/elementwise_bodies.hpp"
+#include "paramwire/cuda/kernels/expert_bodies.hpp"
 #include "paramwire/cuda/kernels/gemv_bodies.hpp"

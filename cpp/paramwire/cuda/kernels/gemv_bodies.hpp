@@ -1,4 +1,4 @@
-// Bodies of gemv and expert_gemv: products of few tokens, bound by reading the weights once.
+// Bodies of gemv: products of few tokens, bound by reading the weights once.
 //
 // A warp takes one or two rows, and of each column block every lane 16 bytes a row; four steps are in flight together. On an H200 (4.8
 // TB/s, 132 multiprocessors, about 600 ns to memory) 22 KiB of loads a multiprocessor hide the latency; 16 warps of one row with four
@@ -105,82 +105,6 @@ PARAMWIRE_BODY void gemv_body(const Lane& lane, const GemvArgs& args) {
   } else {
     gemv_rows<Weight, 1, 1>(lane, args, first, packed);
   }
-}
-
-// ---------------------------------------------------------------- experts
-
-template <typename Weight, typename Lane>
-PARAMWIRE_BODY void expert_body(const Lane& lane, const ExpertArgs& args) {
-  const std::uint64_t row = std::uint64_t{lane.block_x()} * kGemvWarps + lane.warp();
-  if (row >= args.rows) return;
-  const std::uint64_t row_bytes = std::uint64_t{args.columns} * Weight::kBytes;
-  const bool packed = aligned_to(args.weights, 16) && args.columns % Weight::kPerPack == 0 && aligned_to(args.x, 16);
-  const std::uint64_t token = lane.block_z();
-  const float* routing = args.routing + token * 2 * args.k;
-  const auto product = [&](std::uint32_t slot, const float* x) {
-    const std::uint64_t place = args.place_of[static_cast<std::uint32_t>(routing[slot])];
-    const unsigned char* const rows[1] = {static_cast<const unsigned char*>(args.weights) + (place * args.rows + row) * row_bytes};
-    const float* const vectors[1] = {x};
-    return lane.warp_sum(dot_rows<Weight, 1, 1>(lane, rows, vectors, args.columns, packed).value[0][0]);
-  };
-  if (args.combine == 0) {
-    const std::uint32_t slot = lane.block_y();
-    const float value = product(slot, args.x + token * args.columns);
-    if (lane.lane_in_warp() == 0) args.out[(token * args.k + slot) * args.rows + row] = value;
-    return;
-  }
-  float sum = 0;
-  for (std::uint32_t slot = 0; slot < args.k; ++slot) sum += routing[args.k + slot] * product(slot, args.x + (token * args.k + slot) * args.columns);
-  if (lane.lane_in_warp() == 0) args.out[token * args.rows + row] = sum;
-}
-
-// ---------------------------------------------------------------- top k: a warp a token
-
-// Larger for larger scores; both zeros are one; 1 for what is not a number, 0 is for what is taken.
-PARAMWIRE_BODY std::uint32_t score_key(float score) {
-  const std::uint32_t bits = bits_of(score + 0.0F);
-  if ((bits & 0x7fffffff) > kF32InfinityBits) return 1;
-  return (bits & 0x80000000) != 0 ? ~bits : bits | 0x80000000;
-}
-
-// A lane looks after the experts whose number is its own modulo 32, so that shared memory is read by who wrote it.
-template <typename Lane>
-PARAMWIRE_BODY void top_k_body(const Lane& lane, const TopKArgs& args) {
-  auto* keys = lane.template shared<std::uint32_t>();
-  const float* scores = args.scores + std::uint64_t{lane.block_x()} * args.experts;
-  float* numbers = args.routing + std::uint64_t{lane.block_x()} * 2 * args.k;
-  float* weights = numbers + args.k;
-  const std::uint32_t mine = lane.lane_in_warp();
-  for (std::uint32_t i = mine; i < args.experts; i += kWarp) keys[i] = score_key(scores[i]);
-  float most = 0, sum = 0;
-  for (std::uint32_t slot = 0; slot < args.k; ++slot) {
-    std::uint32_t key = 0, expert = 0;
-    for (std::uint32_t i = mine; i < args.experts; i += kWarp) {
-      if (keys[i] <= key) continue;
-      key = keys[i];
-      expert = i;
-    }
-    for (unsigned mask = kWarp / 2; mask > 0; mask /= 2) {
-      const std::uint32_t other_key = lane.warp_xor(key, mask), other = lane.warp_xor(expert, mask);
-      if (other_key > key || (other_key == key && other < expert)) {
-        key = other_key;
-        expert = other;
-      }
-    }
-    if (expert % kWarp == mine) keys[expert] = 0;
-    if (slot == 0) most = scores[expert];
-    const float weight = expf(scores[expert] - most);
-    sum += weight;
-    if (slot % kWarp != mine) continue;
-    numbers[slot] = static_cast<float>(expert);
-    weights[slot] = weight;
-  }
-  if (args.normalise == 0) {
-    sum = 0;
-    for (std::uint32_t i = mine; i < args.experts; i += kWarp) sum += expf(scores[i] - most);
-    sum = lane.warp_sum(sum);
-  }
-  for (std::uint32_t slot = mine; slot < args.k; slot += kWarp) weights[slot] /= sum;
 }
 
 }  // namespace paramwire::cuda

@@ -2,6 +2,7 @@
 #include "paramwire/cuda/kernels/attention_bodies.hpp"
 #include "paramwire/cuda/kernels/compute_args.hpp"
 #include "paramwire/cuda/kernels/crc_bodies.hpp"
+#include "paramwire/cuda/kernels/expert_bodies.hpp"
 #include "paramwire/cuda/kernels/gemv_bodies.hpp"
 
 #include <algorithm>
@@ -115,9 +116,16 @@ Launch top_k_launch(const TopKArgs& args) {
 }
 
 Launch expert_launch(const ExpertArgs& args) {
-  return {.blocks = {at_least_one((args.rows + kGemvWarps - 1) / kGemvWarps), args.combine != 0 ? 1 : args.k, at_least_one(args.tokens)},
-          .threads = kGemvWarps * kWarp,
-          .shared_bytes = 0};
+  const std::uint32_t rows = kGemvWarps * expert_rows_per_warp(args);
+  const std::uint32_t across = at_least_one((args.rows + rows - 1) / rows), experts = at_least_one(args.experts);
+  // An expert's picks are divided over as many blocks as fill the device.
+  const std::uint64_t room = std::max<std::uint64_t>(kBlocksMax / (std::uint64_t{across} * experts), 1);
+  const std::uint64_t fours = (std::uint64_t{args.picks_max} + kGemvTokensMax - 1) / kGemvTokensMax;
+  return {.blocks = {across, experts, at_least_one(static_cast<std::uint32_t>(std::min(room, fours)))}, .threads = kGemvWarps * kWarp, .shared_bytes = 0};
+}
+
+Launch expert_sum_launch(const ExpertSumArgs& args) {
+  return {.blocks = {blocks_for(args.rows, kThreads), at_least_one(args.tokens), 1}, .threads = kThreads, .shared_bytes = 0};
 }
 
 // ---------------------------------------------------------------- integrity and codecs

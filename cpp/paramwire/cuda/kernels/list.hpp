@@ -42,9 +42,10 @@
   X(mean, MeanArgs, 64, 16, mean_body)                                                               \
   X(normalise, NormaliseArgs, 512, 3, normalise_body)                                                \
   X(top_k, TopKArgs, 32, 16, top_k_body)                                                             \
-  X(expert_gemv_f32, ExpertArgs, 128, 7, expert_body<F32>)                                           \
-  X(expert_gemv_bf16, ExpertArgs, 128, 7, expert_body<Bf16>)                                         \
-  X(expert_gemv_f16, ExpertArgs, 128, 7, expert_body<F16>)                                           \
+  X(expert_gemv_f32, ExpertArgs, 128, 5, expert_body<F32>)                                           \
+  X(expert_gemv_bf16, ExpertArgs, 128, 5, expert_body<Bf16>)                                         \
+  X(expert_gemv_f16, ExpertArgs, 128, 5, expert_body<F16>)                                           \
+  X(expert_sum, ExpertSumArgs, 256, 4, expert_sum_body)                                              \
   X(crc32c_extents, Crc32cArgs, 128, 9, crc32c_extents_body)                                        \
   X(generation, GenerationArgs, 32, 16, generation_body)                                             \
   X(crc64_strips, Crc64Args, 256, 6, crc64_strips_body)                                              \
