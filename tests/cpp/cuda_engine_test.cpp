@@ -3,6 +3,7 @@
 #include "support/rig.hpp"
 
 #include "cpp/cuda_backend_rig.hpp"
+#include "cpp/small_mixture.hpp"
 #include "paramwire/codec/payload.hpp"
 #include "paramwire/compute/bert.hpp"
 #include "paramwire/engine/engine.hpp"
@@ -71,6 +72,25 @@ class World {
     options.session.context_tokens = 16;
     options.session.step_tokens = 16;
     return Engine::open(must(client_->snapshot({})), graph_, options);
+  }
+
+  // Bytes of rows that steps of the CPU backend ask for by data; experts: how many of them are experts.
+  std::uint64_t bytes_by_data(const std::vector<std::vector<Token>>& steps, std::uint64_t& experts) const {
+    const auto backend = must(open_backend("cpu", {.threads = 1}));
+    const auto binding = must(graph_.bind(oracle::infos(tensors_)));
+    const auto session = must(backend->open_session(binding, {}));
+    std::uint64_t bytes = 0;
+    for (const auto& tokens : steps) {
+      must(session->begin(tokens));
+      while (const Pending* pending = session->pending()) {
+        const Need& need = binding.needs()[pending->need];
+        bytes += pending->rows.size() * need.row_bytes;
+        if (is_expert(graph_.ops()[need.op].kind)) experts += pending->rows.size();
+        must(session->supply({need.tensor, need.dtype, 0, need.rows, tensors_.at(need.tensor).bytes}));
+      }
+      static_cast<void>(must(session->finish()));
+    }
+    return bytes;
   }
 
   Client& client() const { return *client_; }
@@ -192,6 +212,38 @@ TEST(CudaEngine, AnEncoderGivesTheRowsOfTheCpuBackend) {
     for (int round = 0; round < 2; ++round) {
       EXPECT_LE(largest_difference(copy(must(engine->step(text))), wanted[0]), kTolerance);
       must(engine->rewind(0));
+    }
+  }
+}
+
+// Experts of 324 KiB, of which the least budget holds one.
+TEST(CudaEngine, AMixtureFetchesTheExpertsThatItsRouterPicksAndNoOther) {
+  constexpr std::uint64_t kExpertBytes = 4 * 288 * 288;
+  const MixtureConfig config{.layers = 2, .experts = 6, .k = 2, .width = 288, .ffn_width = 288, .vocabulary = 96};
+  const World world(small_mixture(config), DType::kF32);
+  const std::vector<std::vector<Token>> steps = {{3, 41, 95}, {17}, {60}};
+  const auto wanted = world.cpu_logits(steps);
+  std::uint64_t experts = 0;
+  const std::uint64_t by_data = world.bytes_by_data(steps, experts);
+  ASSERT_GE(experts, 3U * 2 * 3 * 2);
+  ASSERT_LT(experts, 3U * 2 * 3 * 6) << "a test of fetching few";
+  Gpu gpu(sim_options(SimOrder::kLate), false);
+  const std::uint64_t least = world.smallest_budget(gpu.backend);
+  EXPECT_GE(least, kExpertBytes);
+  EXPECT_LT(least, 3 * kExpertBytes);
+  for (const std::uint64_t budget : {least, least + 3 * kExpertBytes, std::uint64_t{0}}) {
+    SCOPED_TRACE(budget);
+    const auto engine = must(world.open(gpu.backend, budget));
+    for (std::size_t i = 0; i < steps.size(); ++i) EXPECT_LE(largest_difference(copy(must(engine->step(steps[i]))), wanted[i]), kTolerance) << "step " << i;
+    const EngineStats stats = engine->stats();
+    const std::uint64_t streamed = stats.walk_bytes - stats.resident_bytes;
+    // What streams is fetched ahead, as far as staging holds it.
+    EXPECT_GE(stats.bytes_fetched, by_data + stats.resident_bytes + steps.size() * streamed);
+    EXPECT_LE(stats.bytes_fetched, by_data + stats.resident_bytes + steps.size() * streamed + (streamed > 0 ? stats.staging_bytes : 0));
+    EXPECT_EQ(streamed == 0, budget == 0);
+    EXPECT_GE(stats.held_bytes_max, stats.resident_bytes + kExpertBytes) << "experts are counted";
+    if (budget != 0) {
+      EXPECT_LE(stats.held_bytes_max, budget);
     }
   }
 }

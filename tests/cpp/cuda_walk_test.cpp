@@ -2,6 +2,7 @@
 #include "support/rig.hpp"
 
 #include "cpp/compute_oracle.hpp"
+#include "cpp/small_mixture.hpp"
 #include "paramwire/compute/cuda_walk.hpp"
 #include "paramwire/compute/llama.hpp"
 
@@ -110,6 +111,55 @@ TEST(CudaWalk, WhatStaysWholeIsOneSegmentWithOneLaunchAMatrix) {
   EXPECT_EQ(walk.windows, 0U);
   EXPECT_EQ(walk.slot_bytes, 0U);
   EXPECT_EQ(walk.actions.size(), binding.graph().ops().size());
+}
+
+// Each read of experts is a segment of its own, behind its router and before whatever reads its products; windows go on across it.
+TEST(CudaWalk, ExpertsAreReadBetweenSegmentsInGraphOrder) {
+  const Graph graph = testing::small_mixture({});
+  std::vector<TensorInfo> tensors;
+  for (const Parameter& parameter : graph.parameters()) tensors.push_back({parameter.name, DType::kF32, parameter.shape});
+  const Binding binding = testing::must(graph.bind(tensors));
+  for (const std::size_t stay : {0U, 1U, 3U}) {
+    for (const std::uint64_t slot : {std::uint64_t{16 * 32 * 4}, std::uint64_t{5'000}, std::uint64_t{1} << 20}) {
+      const auto walk = testing::must(plan_cuda_walk(binding, cut(binding, 16, stay), slot));
+      std::vector<std::size_t> read;
+      std::vector<bool> done(graph.ops().size());
+      std::size_t piece = 0, action = 0;
+      std::uint32_t window = 0;
+      for (const CudaSegment& segment : walk.segments) {
+        ASSERT_EQ(segment.piece_begin, piece);
+        ASSERT_EQ(segment.action_begin, action);
+        piece = segment.piece_end;
+        action = segment.action_end;
+        if (segment.streams) {
+          ASSERT_GE(segment.window, window);
+          ASSERT_LE(segment.window, window + 1);
+          window = segment.window;
+        }
+        if (!segment.reads_experts()) {
+          for (std::size_t i = segment.action_begin; i < segment.action_end; ++i) {
+            const std::uint32_t op = walk.actions[i].op;
+            for (const std::uint32_t input : graph.ops()[op].inputs) ASSERT_TRUE(done[input]) << graph.ops()[op].name;
+            done[op] = true;
+          }
+          continue;
+        }
+        ASSERT_EQ(segment.action_begin, segment.action_end);
+        ASSERT_EQ(segment.piece_begin, segment.piece_end);
+        ASSERT_FALSE(segment.streams);
+        const std::uint32_t op = binding.needs()[segment.experts].op;
+        for (const std::uint32_t input : graph.ops()[op].inputs) ASSERT_TRUE(done[input]) << graph.ops()[op].name;
+        ASSERT_FALSE(done[op]) << "the sum of an expert_combine comes behind its products";
+        done[op] = graph.ops()[op].kind == OpKind::kExpertMatmul;
+        read.push_back(segment.experts);
+      }
+      ASSERT_EQ(piece, walk.pieces.size());
+      ASSERT_EQ(action, walk.actions.size());
+      ASSERT_EQ(std::count(done.begin(), done.end(), true), static_cast<std::ptrdiff_t>(done.size()));
+      ASSERT_EQ(read.size(), 6U);
+      ASSERT_TRUE(std::is_sorted(read.begin(), read.end()));
+    }
+  }
 }
 
 TEST(CudaWalk, PiecesThatAreNotTheWalkAreRefusedByNumber) {

@@ -40,7 +40,7 @@ struct WeightView {
   std::uint64_t row_end = 0;
   std::span<const std::byte> data;
   // What extents of `data` must be, where nobody has summed them yet: contiguous, each of 64 KiB, the last of them may be shorter. For
-  // backends with memory of their own, which compare them there; finish() tells. Others are given none.
+  // backends with memory of their own, which compare them there; finish() tells. Others are given none; rows by data have neither these nor planes.
   std::span<const ExtentCheck> checks{};
   // Where the byte planes of elements are still apart, ascending: such a backend puts them together, before it compares. Others are given none.
   std::span<const PlanesApart> planes{};
@@ -80,6 +80,9 @@ struct SessionOptions {
   std::uint32_t resident_sets = 1;
   // Bytes of the largest view that may have WeightView::planes; 0: none has. Of memory of their own, such backends take as much again.
   std::uint64_t planes_bytes = 0;
+  // Of that memory, for the experts that a routing picked: at least one of the largest. What it does not hold at once comes in batches, of half of it
+  // where that holds one. 0: two of the largest.
+  std::uint64_t rows_bytes = 0;
 };
 
 // threads: one at a time. Different sessions of a backend may run in different threads.

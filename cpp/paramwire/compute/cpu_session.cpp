@@ -67,7 +67,7 @@ Status CpuSession::allocate() {
         step_floats = std::max(step_floats, floats);
       }
     }
-    if (op.kind == OpKind::kExpertMatmul || op.kind == OpKind::kExpertCombine) {
+    if (is_expert(op.kind)) {
       const Shape& shape = graph.parameters()[op.parameters[0]].shape;
       gather_floats = std::max(gather_floats, options_.step_tokens * (shape[1] + shape[2]));
       wanted = std::max(wanted, options_.step_tokens * op.k);

@@ -52,8 +52,9 @@ Status CudaEmitter::check_sizes() const {
     if (op.kind == OpKind::kAttention && op.attention.head_size > cuda::kHeadSizeMax) {
       return Error(Code::kInvalid, cat("cuda session: operation '", op.name, "' has heads of ", op.attention.head_size, ", expected at most ", cuda::kHeadSizeMax));
     }
-    if (op.kind == OpKind::kTopK || op.kind == OpKind::kExpertMatmul || op.kind == OpKind::kExpertCombine) {
-      return Error(Code::kInvalid, cat("cuda session: operation '", op.name, "', ", op_kind_name(op.kind), ", is computed on the CPU backend alone"));
+    // Picks are numbered in 32 bits.
+    if (options_.step_tokens * op.k > kAxisMax) {
+      return Error(Code::kInvalid, cat("cuda session: operation '", op.name, "' picks ", op.k, " experts for each of ", options_.step_tokens, " tokens, expected at most ", kAxisMax, " in all"));
     }
   }
   return {};
@@ -72,14 +73,14 @@ Status CudaEmitter::place() {
   cache_at_.assign(graph.caches(), 0);
   rows_at_.assign(binding_.needs().size(), 0);
   row_of_at_.assign(binding_.needs().size(), 0);
-  std::uint64_t cache_bytes = 0, partial_bytes = 0, rows_bytes = 0;
+  std::uint64_t cache_bytes = 0, partial_bytes = 0, products_bytes = 0, rows_bytes = 0;
   std::size_t need = 0, rows_needs = 0;
   for (std::uint32_t index = 0; index < ops.size(); ++index) {
     const Op& op = ops[index];
     first_need_[index] = need;
     for (std::size_t i = 0; i < op.parameters.size(); ++i, ++need) {
       const Need& read = binding_.needs()[need];
-      if (read.access == Access::kRowsByData) {
+      if (read.access == Access::kRowsByData && !is_expert(op.kind)) {
         rows_at_[need] = rows_bytes;
         row_of_at_[need] = state_bytes(rows_needs++);
         rows_bytes += aligned(options_.step_tokens * read.row_bytes);
@@ -95,6 +96,7 @@ Status CudaEmitter::place() {
       left_to_next_[index - 1] = true;
       for (const std::uint32_t input : ops[index - 1].inputs) last_use[input] = std::max<std::size_t>(last_use[input], index);
     }
+    if (op.kind == OpKind::kExpertCombine) products_bytes = std::max(products_bytes, 4 * (op.last_only ? 1 : options_.step_tokens) * op.k * op.width);
     if (op.kind != OpKind::kAttention) continue;
     if (op.attention.causal) {
       cache_at_[op.cache] = cache_bytes;
@@ -113,6 +115,7 @@ Status CudaEmitter::place() {
                 {&halves_, blas_ != nullptr ? 2 * places_.floats : 0, "activations of 16 bits"},
                 {&caches_, cache_bytes, "the key/value cache"},
                 {&partial_, partial_bytes, "parts of attention"},
+                {&products_, products_bytes, "products of experts"},
                 {&state_, state_bytes(rows_needs), "the step's state"},
                 {&rows_, rows_bytes, "embedding rows"}};
   for (const auto& each : wanted) {
@@ -161,7 +164,7 @@ CUdeviceptr CudaEmitter::rows(std::size_t need) const noexcept { return rows_.ad
 CUdeviceptr CudaEmitter::output() const noexcept { return values_.address() + 4 * places_.offsets.back(); }
 
 std::uint64_t CudaEmitter::device_bytes() const noexcept {
-  return values_.size() + halves_.size() + caches_.size() + partial_.size() + constants_.size() + tables_.size() + state_.size() + rows_.size();
+  return values_.size() + halves_.size() + caches_.size() + partial_.size() + products_.size() + constants_.size() + tables_.size() + state_.size() + rows_.size();
 }
 
 std::uint32_t CudaEmitter::splits(const Op& op, std::uint32_t tokens) const noexcept {
@@ -199,6 +202,8 @@ Status CudaEmitter::run(const CudaWalk& walk, const CudaAction& action, const Cu
     case OpKind::kLayerNorm: return norm(walk, action.op, weights, stream);
     case OpKind::kRotary: return rotary(action.op, stream);
     case OpKind::kAttention: return attention(action.op, stream);
+    case OpKind::kTopK:
+    case OpKind::kExpertCombine: return routing(action.op, stream);
     default: return elementwise(action.op, stream);
   }
 }
@@ -319,6 +324,18 @@ Status CudaEmitter::elementwise(std::uint32_t op, const cuda::Stream& stream) {
     return launch(Kernel::k_normalise, cuda::normalise_launch(args), args, stream);
   }
   return pair(op, stream);
+}
+
+// The experts' products themselves are CudaExperts'.
+Status CudaEmitter::routing(std::uint32_t op, const cuda::Stream& stream) {
+  const Op& it = binding_.graph().ops()[op];
+  if (it.kind == OpKind::kExpertCombine) {
+    const cuda::ExpertSumArgs args{.products = products(), .routing = value(it.inputs[1]), .out = value(op), .tokens = rows_of(op), .k = it.k, .rows = narrow(it.width)};
+    return launch(Kernel::k_expert_sum, cuda::expert_sum_launch(args), args, stream);
+  }
+  const std::uint64_t experts = binding_.graph().ops()[it.inputs[0]].width;
+  const cuda::TopKArgs args{.scores = value(it.inputs[0]), .routing = value(op), .tokens = rows_of(op), .experts = narrow(experts), .k = it.k, .normalise = it.normalise ? 1U : 0U};
+  return launch(Kernel::k_top_k, cuda::top_k_launch(args), args, stream);
 }
 
 Status CudaEmitter::pair(std::uint32_t op, const cuda::Stream& stream) {

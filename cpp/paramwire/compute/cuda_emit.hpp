@@ -38,7 +38,7 @@ class CudaEmitter {
   // do not take; kBackpressure.
   Status prepare(const cuda::Stream& stream);
 
-  // Where the step's state goes: StepState, then, for each need of Access::kRowsByData in turn, the index of every token's row
+  // Where the step's state goes: StepState, then, for each embedding in turn, the index of every token's row
   // in rows(), [step_tokens] of 4 bytes.
   CUdeviceptr state() const noexcept { return state_.address(); }
   cuda::StepState* step_state() const noexcept { return state_.at<cuda::StepState>(); }
@@ -47,6 +47,11 @@ class CudaEmitter {
   CUdeviceptr rows(std::size_t need) const noexcept;
   // The step's output, float32 [output width].
   CUdeviceptr output() const noexcept;
+  // The value of operation `op`, float32 [rows_of(op), width], while it is alive: for what experts compute between two segments. Device memory.
+  float* value(std::uint32_t op) const noexcept { return values_.at<float>(4 * places_.offsets[op]); }
+  std::uint32_t rows_of(std::uint32_t op) const noexcept;
+  // What expert_combine sums, [rows * k, width]. Device memory.
+  float* products() const noexcept { return products_.at<float>(); }
 
   // Before the first segment of a step.
   void begin_step(std::uint32_t tokens);
@@ -70,9 +75,7 @@ class CudaEmitter {
     return module_->launch(stream, kernel, geometry, args);
   }
   std::uint64_t state_bytes(std::size_t rows_needs) const noexcept;
-  std::uint32_t rows_of(std::uint32_t op) const noexcept;
   std::uint32_t splits(const Op& op, std::uint32_t tokens) const noexcept;
-  float* value(std::uint32_t op) const noexcept { return values_.at<float>(4 * places_.offsets[op]); }
   void* half_value(std::uint32_t op) const noexcept { return halves_.at<void>(2 * places_.offsets[op]); }
   // What `op`'s kernel should write beside its value.
   cuda::Half half_wanted(std::uint32_t op) const noexcept;
@@ -84,6 +87,7 @@ class CudaEmitter {
   Status rotary(std::uint32_t op, const cuda::Stream& stream);
   Status attention(std::uint32_t op, const cuda::Stream& stream);
   Status elementwise(std::uint32_t op, const cuda::Stream& stream);
+  Status routing(std::uint32_t op, const cuda::Stream& stream);
   Status pair(std::uint32_t op, const cuda::Stream& stream);
   Status matrix(const CudaWalk& walk, const CudaAction& action, const CudaWeights& weights, const cuda::Stream& stream);
   Status product(const CudaAction& action, const void* weight, const cuda::Stream& stream, const void* bias);
@@ -105,7 +109,7 @@ class CudaEmitter {
   std::vector<std::uint64_t> cache_at_, rows_at_, row_of_at_;  // by cache, by need, by need: bytes
   std::uint32_t tokens_ = 0;
 
-  cuda::DeviceMemory values_, halves_, caches_, partial_, constants_, tables_, state_, rows_;
+  cuda::DeviceMemory values_, halves_, caches_, partial_, products_, constants_, tables_, state_, rows_;
 };
 
 }  // namespace paramwire

@@ -60,15 +60,18 @@ Status CudaSession::allocate() {
   slots_ = std::move(slots);
   emitter_ = std::make_unique<CudaEmitter>(device, context_->module, std::move(blas), binding_, options_);
   PARAMWIRE_CHECK(emitter_->prepare(compute_));
+  experts_ = std::make_unique<CudaExperts>(device, context_->module, binding_, options_);
+  PARAMWIRE_CHECK(experts_->prepare());
 
   PARAMWIRE_CHECK(planes_.open(device, context_->module, options_.planes_bytes, kInFlight));
   PARAMWIRE_CHECK(checks_.open(device, context_->module, walk_, kInFlight));
 
   std::uint64_t row_bytes = 0;
   for (std::size_t need = 0; need < binding_.needs().size(); ++need) {
-    if (binding_.needs()[need].access != Access::kRowsByData) continue;
+    const Need& each = binding_.needs()[need];
+    if (each.access != Access::kRowsByData || is_expert(binding_.graph().ops()[each.op].kind)) continue;
     rows_needs_.push_back(need);
-    row_bytes += options_.step_tokens * binding_.needs()[need].row_bytes;
+    row_bytes += options_.step_tokens * each.row_bytes;
   }
   const struct {
     cuda::HostMemory* memory;
@@ -87,6 +90,7 @@ Status CudaSession::allocate() {
 Status CudaSession::capture() {
   graphs_.resize(walk_.segments.size());
   for (std::size_t i = 0; i < walk_.segments.size(); ++i) {
+    if (walk_.segments[i].reads_experts()) continue;
     for (unsigned set = 0; set < sets_->count(); ++set) {
       for (unsigned slot = 0; slot < (walk_.segments[i].streams ? 2U : 1U); ++slot) {
         emitter_->begin_step(1);
@@ -136,6 +140,7 @@ Status CudaSession::begin(std::span<const Token> tokens) {
   fresh_pieces_ = false;
   slot_used_ = {};  // whoever ended the last step waited for all of it
   emitter_->begin_step(static_cast<std::uint32_t>(tokens_.size()));
+  experts_->begin_step();
   const Current current(*context_->device);
   Status started = current.status();
   if (started.ok()) started = checks_.begin(copy_);
@@ -164,7 +169,8 @@ void CudaSession::want_rows() {
   wanted_rows_.erase(std::unique(wanted_rows_.begin(), wanted_rows_.end()), wanted_rows_.end());
 }
 
-// What is pending: rows first, since tokens and positions name them; then pieces in walk order, without those that are there.
+// What is pending: embedding rows first, since tokens and positions name them; then pieces in walk order, without those that are there. Experts
+// come between (advance()).
 void CudaSession::await() {
   if (rows_need_ < rows_needs_.size()) {
     waiting_ = true;
@@ -185,7 +191,14 @@ Status CudaSession::supply(const WeightView& view) {
   PARAMWIRE_CHECK(check_view(binding_, pending_, view));
   const Current current(*context_->device);
   PARAMWIRE_CHECK(current.status());
-  PARAMWIRE_CHECK(pending_.rows.empty() ? supply_piece(view) : supply_rows(view));
+  if (pending_.rows.empty()) {
+    PARAMWIRE_CHECK(supply_piece(view));
+  } else {
+    if (!view.checks.empty() || !view.planes.empty()) {
+      return Error(Code::kInvalid, cat("supply for tensor '", view.tensor, "': rows by data come summed and whole; given ", view.checks.size(), " checks, ", view.planes.size(), " parts in planes"));
+    }
+    PARAMWIRE_CHECK(rows_need_ < rows_needs_.size() ? supply_rows(view) : supply_experts(view));
+  }
   return advance();
 }
 
@@ -211,6 +224,16 @@ Status CudaSession::supply_rows(const WeightView& view) {
   const cuda::StepState state{.position = static_cast<std::uint32_t>(position_), .tokens = static_cast<std::uint32_t>(tokens_.size()), .generation = sets_->generation(), .met = cuda::kNoGeneration};
   std::memcpy(upload_.data(), &state, sizeof state);
   return compute_.to_device(emitter_->state(), upload_.span());
+}
+
+// Copied from where they lie, as pieces are.
+Status CudaSession::supply_experts(const WeightView& view) {
+  if (supplied_ - released_ == kInFlight) PARAMWIRE_CHECK(release(released_ + 1));
+  PARAMWIRE_CHECK(experts_->take(view, *emitter_, copy_, compute_));
+  PARAMWIRE_CHECK(copy_.record(copied_[supplied_ % kInFlight]));
+  ++supplied_;
+  if (experts_->wanted().empty()) ++next_segment_;
+  return {};
 }
 
 Status CudaSession::supply_piece(const WeightView& view) {
@@ -251,15 +274,27 @@ Status CudaSession::verdict() {
                                     " (0: they were being replaced); report this as a bug"));
 }
 
-// Launches every segment whose pieces have all been supplied.
+// Launches every segment whose pieces have all been supplied, up to one that reads experts.
 Status CudaSession::advance() {
   await();
   if (rows_need_ < rows_needs_.size()) return {};
   for (; next_segment_ < walk_.segments.size(); ++next_segment_) {
     const CudaSegment& segment = walk_.segments[next_segment_];
+    if (segment.reads_experts()) return await_experts(segment.experts);
     if (waiting_ && next_piece_ < segment.piece_end) return {};
     PARAMWIRE_CHECK(run_segment(segment));
   }
+  return {};
+}
+
+// All segments before it have been launched, the router among them.
+Status CudaSession::await_experts(std::size_t need) {
+  if (experts_->need() != need) {
+    PARAMWIRE_TRY(waited, experts_->begin(need, *emitter_, compute_));
+    if (waited) slot_used_ = {};
+  }
+  waiting_ = true;
+  pending_ = {.need = need, .next_row = experts_->wanted().front(), .rows = experts_->wanted()};
   return {};
 }
 

@@ -6,12 +6,14 @@
 //   compute:                                 wait(arrived) | segment (a captured graph) | record(slot computed)
 //
 // The wait is never part of a graph: what is captured are kernels on fixed addresses. So graphs made when the session is opened compute
-// with whatever version of the weights lies in the slots, and in the set of those that stay.
+// with whatever version of the weights lies in the slots, and in the set of those that stay. Experts, which the computation itself names, are
+// CudaExperts'.
 #pragma once
 
 #include "paramwire/compute/backend.hpp"
 #include "paramwire/compute/cuda_checks.hpp"
 #include "paramwire/compute/cuda_emit.hpp"
+#include "paramwire/compute/cuda_experts.hpp"
 #include "paramwire/compute/cuda_planes.hpp"
 #include "paramwire/compute/cuda_sets.hpp"
 #include "paramwire/compute/cuda_walk.hpp"
@@ -54,7 +56,7 @@ class CudaSession final : public Session {
   Status staged() override { return sets_->staged(); }
   Status swap() override;
   const Binding& binding() const noexcept override { return binding_; }
-  std::uint64_t state_bytes() const noexcept override { return emitter_->device_bytes(); }
+  std::uint64_t state_bytes() const noexcept override { return emitter_->device_bytes() + experts_->device_bytes(); }
 
  private:
   // Supplies whose copies may be on their way: enough that a ring of 16 MiB in pieces of 256 KiB is never held up by them.
@@ -69,9 +71,11 @@ class CudaSession final : public Session {
   void wait() noexcept;
   void await();
   Status supply_rows(const WeightView& view);
+  Status supply_experts(const WeightView& view);
   Status supply_piece(const WeightView& view);
   Status verdict();
   Status advance();
+  Status await_experts(std::size_t need);
   std::uint64_t table_row(std::size_t index) const noexcept;
   void want_rows();
   Status run_segment(const CudaSegment& segment);
@@ -83,6 +87,7 @@ class CudaSession final : public Session {
   CudaWalk walk_;
   cuda::Stream copy_, compute_;
   std::unique_ptr<CudaEmitter> emitter_;
+  std::unique_ptr<CudaExperts> experts_;
   std::unique_ptr<CudaSets> sets_;
   cuda::DeviceMemory slots_;
   std::vector<std::array<std::array<cuda::GraphExec, 2>, 2>> graphs_;  // by segment, set and slot, for steps of one token
@@ -97,7 +102,7 @@ class CudaSession final : public Session {
   std::uint64_t position_ = 0;
   std::vector<Token> tokens_;
   std::vector<std::uint64_t> wanted_rows_;   // that the need that waits takes, distinct, ascending
-  std::vector<std::size_t> rows_needs_;      // needs of Access::kRowsByData
+  std::vector<std::size_t> rows_needs_;      // of embeddings
   std::size_t rows_need_ = 0, rows_taken_ = 0;  // the one of them that waits, and how many of wanted_rows_ it has
   std::size_t next_piece_ = 0;
   std::size_t next_segment_ = 0;

@@ -27,7 +27,7 @@ class Planner {
     return Error(Code::kInvalid, cat("cuda session: piece ", next, " is of need ", pieces[next].need, "; the graph needs no more after ", next, " pieces"));
   }
 
-  // Operations in graph order; a segment ends where the next window begins.
+  // Operations in graph order; a segment ends where the next window begins, and where experts are read.
   void cut() {
     std::size_t piece = 0, need = 0;
     walk_.segments.emplace_back();
@@ -36,6 +36,7 @@ class Planner {
       bool matrix = false;
       for (std::size_t i = 0; i < ops[op].parameters.size(); ++i, ++need) {
         const Need& read = binding_.needs()[need];
+        if (is_expert(ops[op].kind)) cut_experts(need, piece);
         if (read.access != Access::kWhole) continue;
         matrix = !is_vector(binding_, read);
         while (piece < walk_.pieces.size() && walk_.pieces[piece].layout.need == need) {
@@ -44,7 +45,8 @@ class Planner {
           ++piece;
         }
       }
-      if (!matrix) walk_.actions.push_back({.op = op});
+      // Of an expert_combine that is the sum, behind its products.
+      if (!matrix && ops[op].kind != OpKind::kExpertMatmul) walk_.actions.push_back({.op = op});
       close();
     }
   }
@@ -97,14 +99,26 @@ class Planner {
     return {};
   }
 
+  // A segment for what need `need` picks, and the next one open behind it. next_piece: the first that is still to be read
+  void cut_experts(std::size_t need, std::size_t next_piece) {
+    const CudaSegment& open = walk_.segments.back();
+    if (open.action_begin < walk_.actions.size() || open.piece_begin < next_piece) begin_segment(next_piece);
+    walk_.segments.back().experts = need;
+    begin_segment(next_piece);
+  }
+
+  void begin_segment(std::size_t piece) {
+    close();
+    walk_.segments.push_back({.action_begin = walk_.actions.size(), .action_end = walk_.actions.size(), .piece_begin = piece, .piece_end = piece});
+  }
+
   // The piece is read from here on: a new segment where it begins a window that is not the open segment's.
   void reach(std::size_t index) {
     CudaPiece& piece = walk_.pieces[index];
     CudaSegment* open = &walk_.segments.back();
     if (!piece.layout.resident) {
       if (open->streams && open->window != piece.window) {
-        close();
-        walk_.segments.push_back({.action_begin = walk_.actions.size(), .action_end = 0, .piece_begin = index, .piece_end = index});
+        begin_segment(index);
         open = &walk_.segments.back();
       }
       open->streams = true;

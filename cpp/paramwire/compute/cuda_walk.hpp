@@ -3,6 +3,9 @@
 // Pieces that stay have fixed places. Pieces that stream are grouped, in walk order, into windows, and a window is copied into one of two
 // slots: even and odd. A segment is what can be computed once a window is there: all computation from the first operation that reads it up to
 // the first that reads the next window. So a segment's addresses depend on nothing but the slot, and two captured graphs serve it for ever.
+//
+// Experts are known only when the computation has come to their router. So the graph is also cut before and behind each read of experts, which is a segment
+// of its own: a window's pieces may then be read by several segments.
 #pragma once
 
 #include "paramwire/base/error.hpp"
@@ -36,8 +39,10 @@ struct CudaAction {
 struct CudaSegment {
   std::size_t action_begin = 0, action_end = 0;
   std::size_t piece_begin = 0, piece_end = 0;  // pieces in walk order
-  bool streams = false;                        // it has a window, which is segment minus the segments before without one
+  bool streams = false;                        // it reads pieces of a window
   std::uint32_t window = 0;
+  std::size_t experts = SIZE_MAX;              // no actions and no pieces: the products of the experts that this need picks
+  bool reads_experts() const noexcept { return experts != SIZE_MAX; }
 };
 
 struct CudaWalk {

@@ -345,7 +345,7 @@ Result<Binding> Graph::bind(std::span<const TensorInfo> tensors) const {
       if (tensor.shape != parameter.shape) fault(cat(of, " has shape ", tensor.shape, ", expected ", parameter.shape));
       if (!right_dtype(tensor.dtype)) fault(cat(of, " has dtype ", dtype_name(tensor.dtype), ", expected bf16, f16 or f32"));
       const std::uint64_t columns = parameter.shape.elements() / parameter.shape[0];  // no axis is 0, as checked
-      const bool chosen = op.kind == OpKind::kEmbedding || op.kind == OpKind::kExpertMatmul || op.kind == OpKind::kExpertCombine;
+      const bool chosen = op.kind == OpKind::kEmbedding || is_expert(op.kind);
       binding.needs_.push_back({.op = index,
                                 .parameter = at,
                                 .access = chosen ? Access::kRowsByData : Access::kWhole,

@@ -47,6 +47,9 @@ enum class OpKind : std::uint8_t {
 // "matmul", "rms_norm", ...: the words used in errors and in Python.
 std::string_view op_kind_name(OpKind kind) noexcept;
 
+// Whether it reads the experts that a routing names.
+constexpr bool is_expert(OpKind kind) noexcept { return kind == OpKind::kExpertMatmul || kind == OpKind::kExpertCombine; }
+
 // How an operation reads a parameter.
 enum class Access : std::uint8_t {
   kWhole,       // every row once a step, in order, in pieces of any size

@@ -153,6 +153,7 @@ Status StreamingEngine::open_session() {
       if (walk_encoded_) planes_bytes_ = std::max(planes_bytes_, piece.bytes);
     }
     session_options.planes_bytes = planes_bytes_;
+    session_options.rows_bytes = rows_bytes_;
   }
   PARAMWIRE_TRY(session, backend_->open_session(*binding_, session_options));
   session_ = std::move(session);
@@ -168,6 +169,7 @@ Status StreamingEngine::plan() {
     const bool encoded = tensor.codec != CodecId::kRaw;
     if (need.access == Access::kRowsByData) {
       rows.add(need, encoded);
+      picks_experts_ |= is_expert(binding_->graph().ops()[need.op].kind);
       continue;
     }
     PARAMWIRE_TRY(cuts, snapshot_->row_cuts(need.tensor));
@@ -208,10 +210,16 @@ Status StreamingEngine::plan() {
   if (device_) options.cut_bytes = kExtentBytes;
   PARAMWIRE_TRY(planned, plan_walk(walk, options));
   plan_ = std::move(planned);
-  if (rows_bytes_ > 0) {
-    PARAMWIRE_TRY(buffer, Buffer::allocate(static_cast<std::size_t>(rows_bytes_)));
-    rows_ = std::move(buffer);
+  if (rows_bytes_ == 0) return {};
+  if (device_) {
+    PARAMWIRE_TRY(staging, backend_->allocate_staging(rows_bytes_));
+    rows_staging_ = std::move(staging);
+    rows_ = rows_staging_->span();
+    return {};
   }
+  PARAMWIRE_TRY(buffer, Buffer::allocate(static_cast<std::size_t>(rows_bytes_)));
+  rows_buffer_ = std::move(buffer);
+  rows_ = rows_buffer_.span();
   return {};
 }
 
@@ -436,8 +444,9 @@ Status StreamingEngine::supply_rows(const Pending& pending, const Need& need) {
   for (std::size_t i = 0; i < batch; ++i) {
     requests[i].tensor = need.tensor;
     requests[i].part = Shard::rows(rows[i], rows[i] + 1);
-    requests[i].target = rows_.span().subspan(i * row_bytes, row_bytes);
+    requests[i].target = rows_.subspan(i * row_bytes, row_bytes);
   }
+  PARAMWIRE_CHECK(session_->release(rows_supplied_));  // the batch before is on the device
   const Micros began = steady_clock().now();
   PARAMWIRE_CHECK(snapshot_->fetch(requests, CallOptions{options_.fetch_timeout}));
   const Micros arrived = steady_clock().now();
@@ -453,6 +462,7 @@ Status StreamingEngine::supply_rows(const Pending& pending, const Need& need) {
       PARAMWIRE_CHECK(session_->supply(view));
     }
   }
+  rows_supplied_ = session_->supplied();
   const std::lock_guard lock(mutex_);
   stats_.stall_seconds += seconds(arrived - began);
   stats_.compute_seconds += seconds(steady_clock().now() - arrived);
@@ -503,9 +513,9 @@ EngineStats StreamingEngine::stats() const {
   out.resident_bytes = plan_.resident_bytes;
   out.source = views_ ? "view" : "copy";
   if (device_) {
-    // What a device holds is fixed: pieces that stay, and the slots of those that stream.
-    out.held_bytes_max = options_.versions * (plan_.resident_bytes + planes_bytes_) + plan_.window_bytes;
-    out.staging_bytes = window_->ring_bytes() + (beside_ != nullptr ? beside_->span().size() : 0);
+    // What a device holds is fixed: pieces that stay, the slots of those that stream, and room for experts.
+    out.held_bytes_max = options_.versions * (plan_.resident_bytes + planes_bytes_) + plan_.window_bytes + (picks_experts_ ? rows_bytes_ : 0);
+    out.staging_bytes = window_->ring_bytes() + rows_.size() + (beside_ != nullptr ? beside_->span().size() : 0);
   }
   return out;
 }

@@ -94,9 +94,13 @@ class StreamingEngine final : public Engine {
   bool views_ = false;
   bool walk_encoded_ = false;                  // some of what is walked has no bytes to view
   std::uint64_t rows_bytes_ = 0;               // of the budget, for rows by data
+  bool picks_experts_ = false;                 // some of these rows are experts
   std::uint64_t decoding_ = 0;                 // of the budget, for encoded pieces on their way
   std::uint64_t planes_bytes_ = 0;             // of the largest piece whose planes a device puts together
-  Buffer rows_;
+  Buffer rows_buffer_;
+  std::unique_ptr<Staging> rows_staging_;      // of a device
+  std::span<std::byte> rows_;                  // one of the two
+  std::uint64_t rows_supplied_ = 0;            // the session may read rows_ until it has released so many views
   Buffer ring_;                                // copy mode
   std::unique_ptr<Staging> staging_;           // the ring of a device
   std::span<std::byte> ring_bytes_;            // of one of the two
