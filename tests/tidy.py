@@ -331,6 +331,22 @@ def check_used(tree: Tree) -> Iterator[Finding]:
             yield Finding(path, 1, "neither a test_*.py nor imported by one: pytest never runs it")
 
 
+def check_one_definition(tree: Tree) -> Iterator[Finding]:
+    """No two headers define one type: both are in one library, where the linker takes either's functions for both."""
+    seen: dict[tuple[str, str], str] = {}
+    definition = re.compile(r"(?:struct|class|enum class) (?:\[\[nodiscard\]\] )?(\w+)(?: final)?(?: :[^;]*)? ?\{")
+    for path, text in tree.under("cpp/paramwire/", (".hpp",)):
+        space = ""
+        for number, line in enumerate(without_comments(text).splitlines(), 1):
+            opened = re.match(r"(?:inline )?namespace ([\w:]+) \{", line)
+            space = opened[1] if opened else space
+            found = definition.match(line)
+            if found:
+                first = seen.setdefault((space, found[1]), path)
+                if first != path:
+                    yield Finding(path, number, f"{space}::{found[1]} is defined in {first}, too")
+
+
 def check_options(tree: Tree) -> Iterator[Finding]:
     """Build options that nothing reads, and presets or pyproject settings of options that do not exist."""
     texts = {path: re.sub(r"#[^\n]*", "", text) for path, text in tree.under("", ("CMakeLists.txt", ".cmake"))}
@@ -530,6 +546,7 @@ CHECKS = (
     check_includes,
     check_headers_alone,
     check_used,
+    check_one_definition,
     check_options,
     check_cpp_calls,
     check_python_calls,

@@ -83,7 +83,7 @@ TEST(Auth, TheSessionExportsTheClientsKey) {
   must(status);
   ASSERT_TRUE(exported().has_value());
   EXPECT_EQ(exported(), pair.first.export_key("EXPORTER-paramwire-udp", context));
-  EXPECT_EQ(Session(2, false).export_key("EXPORTER-paramwire-udp", context), std::nullopt);
+  EXPECT_EQ(ServerSession(2, false).export_key("EXPORTER-paramwire-udp", context), std::nullopt);
 }
 
 // Thousands of small questions in one send: they leave the kernel in a few receives, and no event tells the server of the rest.

@@ -13,7 +13,7 @@ using testing::Answer;
 class HandlersTest : public testing::HandlersRig {};
 
 TEST_F(HandlersTest, TheFirstFrameMustBeHello) {
-  Session session(1, false);
+  ServerSession session(1, false);
   EXPECT_FALSE(feed(session, encode_empty(FrameType::kStat, 9)));
   const auto answer = one(session);
   EXPECT_EQ(answer.header.request, 9U);
@@ -21,7 +21,7 @@ TEST_F(HandlersTest, TheFirstFrameMustBeHello) {
 }
 
 TEST_F(HandlersTest, WelcomeTellsIncarnationEpochAndThatNothingIsPublished) {
-  Session session(1, false);
+  ServerSession session(1, false);
   const auto answer = ask(session, HelloMessage{{1, 2}, 77}.encode(3));
   const auto welcome = WelcomeMessage::decode(answer.meta);
   ASSERT_TRUE(welcome.ok());
@@ -33,7 +33,7 @@ TEST_F(HandlersTest, WelcomeTellsIncarnationEpochAndThatNothingIsPublished) {
 }
 
 TEST_F(HandlersTest, ABodyWhereNoneBelongsClosesTheConnectionWithAReason) {
-  Session session = greeted();
+  ServerSession session = greeted();
   Bytes frame;
   append_frame(frame, FrameType::kStat, 4, {}, 100);
   EXPECT_FALSE(feed(session, frame));
@@ -41,7 +41,7 @@ TEST_F(HandlersTest, ABodyWhereNoneBelongsClosesTheConnectionWithAReason) {
 }
 
 TEST_F(HandlersTest, FramesThatAreNotRequestsAreRefusedAndTheConnectionLives) {
-  Session session = greeted();
+  ServerSession session = greeted();
   for (const FrameType type : {FrameType::kWelcome, FrameType::kData, FrameType::kOk, static_cast<FrameType>(200)}) {
     EXPECT_EQ(error_of(ask(session, encode_empty(type, 4))), Code::kInvalid);
   }
@@ -51,14 +51,14 @@ TEST_F(HandlersTest, FramesThatAreNotRequestsAreRefusedAndTheConnectionLives) {
 TEST_F(HandlersTest, AMetaThatDoesNotDecodeClosesTheConnection) {
   for (const FrameType type : {FrameType::kSnapshot, FrameType::kGet, FrameType::kRenew, FrameType::kRelease, FrameType::kFinish, FrameType::kAbort,
                                FrameType::kAlias, FrameType::kRemove, FrameType::kPublishStart, FrameType::kArena, FrameType::kPut}) {
-    Session session = greeted();
+    ServerSession session = greeted();
     EXPECT_FALSE(feed(session, encode_empty(type, 4))) << frame_type_name(type);
     EXPECT_EQ(error_of(one(session)), Code::kCorrupt) << frame_type_name(type);
   }
 }
 
 TEST_F(HandlersTest, APublishOverFramesCanBeFetchedBackInAnyPieces) {
-  Session session = greeted();
+  ServerSession session = greeted();
   Bytes content(3 * kExtentBytes / 2);
   for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<std::byte>(i * 31 >> 3);
   const PublishId id = start(session);
@@ -91,7 +91,7 @@ TEST_F(HandlersTest, APublishOverFramesCanBeFetchedBackInAnyPieces) {
 }
 
 TEST_F(HandlersTest, APutOfTheWrongSizeIsRefusedAfterItsBodyAndTheConnectionLives) {
-  Session session = greeted();
+  ServerSession session = greeted();
   const PublishId id = start(session);
   EXPECT_EQ(error_of(ask(session, put_frame(id, "w", 100, bytes(99, 1)))), Code::kInvalid);
   EXPECT_EQ(store_->stats().slots_in_use, 0U);
@@ -99,7 +99,7 @@ TEST_F(HandlersTest, APutOfTheWrongSizeIsRefusedAfterItsBodyAndTheConnectionLive
 }
 
 TEST_F(HandlersTest, AnErrorForAnUnknownPublishDropsTheBodyAndKeepsTheOrderOfAnswers) {
-  Session session = greeted();
+  ServerSession session = greeted();
   Bytes frames = put_frame({9, 9}, "w", 100'000, bytes(100'000, 1), 21);
   const Bytes stat = encode_empty(FrameType::kStat, 22);
   frames.insert(frames.end(), stat.begin(), stat.end());
@@ -112,7 +112,7 @@ TEST_F(HandlersTest, AnErrorForAnUnknownPublishDropsTheBodyAndKeepsTheOrderOfAns
 }
 
 TEST_F(HandlersTest, AnEmptyBlockIsPutWithoutABody) {
-  Session session = greeted();
+  ServerSession session = greeted();
   const PublishId id = start(session);
   const auto answer = ask(session, put_frame(id, "empty", 0, {}));
   ASSERT_EQ(answer.type(), FrameType::kPutDone);
@@ -120,7 +120,7 @@ TEST_F(HandlersTest, AnEmptyBlockIsPutWithoutABody) {
 }
 
 TEST_F(HandlersTest, APublishAbortedWhileABodyArrivesAnswersStaleAndLeaksNothing) {
-  Session session = greeted(), other = greeted(2);
+  ServerSession session = greeted(), other = greeted(2);
   const PublishId id = start(session);
   const Bytes frame = put_frame(id, "w", 10'000, bytes(10'000, 1));
   FrameParser parser;
@@ -136,7 +136,7 @@ TEST_F(HandlersTest, APublishAbortedWhileABodyArrivesAnswersStaleAndLeaksNothing
 }
 
 TEST_F(HandlersTest, AConnectionThatDiesCancelsItsPutAndLetsItsAnswersGo) {
-  Session session = greeted();
+  ServerSession session = greeted();
   const Version v1 = publish(session, "w", bytes(1000, 1));
   GetMessage get;
   get.block = block_id("w", Shard::whole());
@@ -145,12 +145,12 @@ TEST_F(HandlersTest, AConnectionThatDiesCancelsItsPutAndLetsItsAnswersGo) {
   get.range = {0, 1000};
   ASSERT_TRUE(feed(session, get.encode(40)));
   for (std::uint8_t i = 2; i < 6; ++i) {
-    Session other = greeted(i);
+    ServerSession other = greeted(i);
     publish(other, "w", bytes(1000, i));
   }
   EXPECT_EQ(store_->stats().slots_in_use, 4U) << "three retained, one in the answer that was not sent";
   EXPECT_EQ(session.outgoing.front().body[0], std::byte{1});
-  const PublishId id = start(*std::make_unique<Session>(greeted(9)));
+  const PublishId id = start(*std::make_unique<ServerSession>(greeted(9)));
   Bytes frame = put_frame(id, "x", 5000, bytes(5000, 1));
   frame.resize(frame.size() - 1);
   ASSERT_TRUE(feed(session, frame));
@@ -161,7 +161,7 @@ TEST_F(HandlersTest, AConnectionThatDiesCancelsItsPutAndLetsItsAnswersGo) {
 }
 
 TEST_F(HandlersTest, ProgressOfALongPutKeepsItsPublishOpen) {
-  Session session = greeted();
+  ServerSession session = greeted();
   const PublishId id = start(session);
   Bytes frame = put_frame(id, "x", 5000, bytes(5000, 1));
   frame.resize(frame.size() - 1);
@@ -177,7 +177,7 @@ TEST_F(HandlersTest, ProgressOfALongPutKeepsItsPublishOpen) {
 }
 
 TEST_F(HandlersTest, SnapshotsAreDeltasOnlyForWhoProvesWhatItHolds) {
-  Session session = greeted();
+  ServerSession session = greeted();
   const Version v1 = publish(session, "a", bytes(100, 1));
   SnapshotMessage want;
   want.locators = true;
@@ -208,7 +208,7 @@ TEST_F(HandlersTest, SnapshotsAreDeltasOnlyForWhoProvesWhatItHolds) {
 }
 
 TEST_F(HandlersTest, ASnapshotThatIsNotThereYetIsWaitedForOrTimesOut) {
-  Session waiting = greeted(), publisher = greeted(2);
+  ServerSession waiting = greeted(), publisher = greeted(2);
   SnapshotMessage want;
   want.wait_ms = 1;
   for (const std::uint64_t request : {60U, 61U}) ASSERT_TRUE(feed(waiting, want.encode(request)));
@@ -226,7 +226,7 @@ TEST_F(HandlersTest, ASnapshotThatIsNotThereYetIsWaitedForOrTimesOut) {
 }
 
 TEST_F(HandlersTest, LeasesAreRenewedAndReleasedByFrames) {
-  Session session = greeted();
+  ServerSession session = greeted();
   publish(session, "a", bytes(10, 1));
   SnapshotMessage want;
   want.lease_ttl_ms = 5;
@@ -238,13 +238,13 @@ TEST_F(HandlersTest, LeasesAreRenewedAndReleasedByFrames) {
 }
 
 TEST_F(HandlersTest, ArenasAndPinsNeedAUnixSocket) {
-  Session session = greeted();
+  ServerSession session = greeted();
   EXPECT_EQ(error_of(ask(session, ArenaMessage{}.encode(FrameType::kArena, 80))), Code::kUnavailable);
   EXPECT_EQ(error_of(ask(session, encode_empty(FrameType::kPins, 81))), Code::kUnavailable);
 }
 
 TEST_F(HandlersTest, NamesTravelThroughAliasAndRemove) {
-  Session session = greeted();
+  ServerSession session = greeted();
   const PublishId id = start(session);
   ASSERT_EQ(ask(session, put_frame(id, "a", 10, bytes(10, 1))).type(), FrameType::kPutDone);
   EXPECT_EQ(ask(session, NameMessage{id, "b", "a"}.encode(FrameType::kAlias, 90)).type(), FrameType::kOk);

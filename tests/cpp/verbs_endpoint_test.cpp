@@ -55,7 +55,7 @@ class VerbsHandlersTest : private Fabric, public testing::HandlersRig {  // the 
 class NoVerbsHandlersTest : public testing::HandlersRig {};
 
 TEST_F(NoVerbsHandlersTest, AServerWithoutRdmaSaysWhyAndTheConnectionLives) {
-  Session session = greeted();
+  ServerSession session = greeted();
   for (const Bytes& frame : {open_message().encode(5), VerbsRegionsMessage{}.encode(6)}) {
     const auto answer = ask(session, frame);
     EXPECT_EQ(error_of(answer), Code::kUnavailable);
@@ -65,7 +65,7 @@ TEST_F(NoVerbsHandlersTest, AServerWithoutRdmaSaysWhyAndTheConnectionLives) {
 }
 
 TEST_F(VerbsHandlersTest, RegionsBeforeAQueuePairAreRefusedAndTheConnectionLives) {
-  Session session = greeted();
+  ServerSession session = greeted();
   const auto answer = ask(session, VerbsRegionsMessage{}.encode(6));
   EXPECT_EQ(error_of(answer), Code::kInvalid);
   EXPECT_NE(text_of(answer).find("VERBS_REGIONS before VERBS_OPEN"), std::string::npos);
@@ -80,7 +80,7 @@ TEST_F(VerbsHandlersTest, AMetaThatDoesNotDecodeClosesTheConnection) {
   VerbsRegionsMessage two_spellings;
   two_spellings.arena = 1;
   for (const Bytes& frame : {encode_empty(FrameType::kVerbsOpen, 4), encode_empty(FrameType::kVerbsRegions, 4), wrong.encode(4), two_spellings.encode(4)}) {
-    Session session = greeted();
+    ServerSession session = greeted();
     EXPECT_FALSE(feed(session, frame));
     EXPECT_EQ(error_of(one(session)), Code::kCorrupt);
   }
@@ -88,7 +88,7 @@ TEST_F(VerbsHandlersTest, AMetaThatDoesNotDecodeClosesTheConnection) {
 }
 
 TEST_F(VerbsHandlersTest, AnswersOfServersAreNoQuestions) {
-  Session session = greeted();
+  ServerSession session = greeted();
   VerbsReadyMessage ready;
   ready.end = open_message().end;
   ready.probe_size = 1;
@@ -99,7 +99,7 @@ TEST_F(VerbsHandlersTest, AnswersOfServersAreNoQuestions) {
 TEST_F(VerbsHandlersTest, BothEndsAgreeOnTheSmallerMtuAndTheFewerReads) {
   nic().change("fake0", [](FakeDevice& device) { device.reads_max = 8; });
   for (const auto& [mtu, reads, agreed_mtu, agreed_reads] : {std::tuple(1024, 16, 1024, 8), std::tuple(4096, 3, 4096, 3), std::tuple(256, 255, 256, 8)}) {
-    Session session = greeted();
+    ServerSession session = greeted();
     const auto answer = ask(session, open_message(static_cast<std::uint16_t>(mtu), static_cast<std::uint8_t>(reads)).encode(5));
     const auto ready = VerbsReadyMessage::decode(answer.meta);
     ASSERT_TRUE(ready.ok());
@@ -112,7 +112,7 @@ TEST_F(VerbsHandlersTest, BothEndsAgreeOnTheSmallerMtuAndTheFewerReads) {
 }
 
 TEST_F(VerbsHandlersTest, TheProbeIsThereToBeReadByteByByte) {
-  Session session = greeted();
+  ServerSession session = greeted();
   const auto ready = VerbsReadyMessage::decode(ask(session, open_message().encode(5)).meta);
   ASSERT_TRUE(ready.ok());
   EXPECT_EQ(ready->probe_size, kVerbsProbeBytes);
@@ -124,7 +124,7 @@ TEST_F(VerbsHandlersTest, TheProbeIsThereToBeReadByteByByte) {
 }
 
 TEST_F(VerbsHandlersTest, AQueuePairEndsWithItsConnectionAndASecondOneReplacesTheFirst) {
-  Session one = greeted(1), other = greeted(2);
+  ServerSession one = greeted(1), other = greeted(2);
   EXPECT_EQ(ask(one, open_message().encode(5)).type(), FrameType::kVerbsReady);
   EXPECT_EQ(ask(one, open_message().encode(6)).type(), FrameType::kVerbsReady);
   EXPECT_EQ(nic().live().qps, 1);
@@ -140,7 +140,7 @@ TEST_F(VerbsHandlersTest, AQueuePairEndsWithItsConnectionAndASecondOneReplacesTh
 }
 
 TEST_F(VerbsHandlersTest, AWayPastTheLastIsNotFoundAndALateQuestionForRegionsToo) {
-  Session session = greeted();
+  ServerSession session = greeted();
   const auto answer = ask(session, open_message(4096, 16, 1).encode(5));
   EXPECT_EQ(error_of(answer), Code::kNotFound);
   EXPECT_NE(text_of(answer).find("has 1 ways to GID 127.0.0.1"), std::string::npos) << text_of(answer);

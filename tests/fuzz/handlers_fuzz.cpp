@@ -67,7 +67,7 @@ World make() {
   return world;
 }
 
-void check_answers(World& world, Session& session) {
+void check_answers(World& world, ServerSession& session) {
   while (!session.outgoing.empty()) {
     const Outgoing& front = session.outgoing.front();
     FrameHeader header{};
@@ -81,7 +81,7 @@ void check_answers(World& world, Session& session) {
 }
 
 // False: the connection must close.
-bool feed(World& world, Session& session, FrameParser& parser, std::span<const std::byte> bytes) {
+bool feed(World& world, ServerSession& session, FrameParser& parser, std::span<const std::byte> bytes) {
   return testing::feed(parser, bytes, [&](FrameParser::Event event) {
     if (!testing::handle(*world.handlers, session, parser, event, ++world.now)) return false;
     check_answers(world, session);
@@ -98,7 +98,7 @@ void run(std::span<const std::byte> input) {
   options.put_bytes_max = 1 << 16;
   options.verbs = &world.door;
   world.handlers = std::make_unique<Handlers>(*world.store, *world.tier, *world.coordinator, nullptr, options);
-  Session session(1, false);
+  ServerSession session(1, false);
   FrameParser parser;
   HelloMessage hello;
   hello.client = {1, 2};

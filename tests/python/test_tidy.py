@@ -100,6 +100,10 @@ BAD = {
         ("tests/CMakeLists.txt", ("paramwire_test(", "# paramwire_test("), "no CMake target builds"),
         ("tests/python/lost.py", "def test_x(): assert False\n", "pytest never runs it"),
     ],
+    "check_one_definition": [
+        ("cpp/paramwire/wire/more.hpp", "namespace paramwire {\nclass BlockHeader final : public X {\n", "is defined in cpp/paramwire/wire/block_header.hpp, too"),
+        ("cpp/paramwire/wire/more.hpp", "namespace paramwire {\nenum class DType : int { kA };\n", "paramwire::DType is defined in"),
+    ],
     "check_options": [
         ("CMakeLists.txt", 'option(PARAMWIRE_DEAD "x" ON)\n', "PARAMWIRE_DEAD is read nowhere"),
         ("CMakeLists.txt", 'option(PARAMWIRE_DEAD "x" ON)  # PARAMWIRE_DEAD\n', "PARAMWIRE_DEAD is read nowhere"),

@@ -67,7 +67,7 @@ void SimServer::kill(bool handover) {
 void SimServer::adopt(Connection& connection) {
   connection.end[1] = this;
   accept(connection);
-  Session& session = links_.at(connection.id).second->session;
+  ServerSession& session = links_.at(connection.id).second->session;
   FrameHeader header{};
   header.type = static_cast<std::uint8_t>(FrameType::kHello);
   const Bytes hello = HelloMessage{{1, 1}, 1}.encode(0);
@@ -265,7 +265,7 @@ void SimServer::send(Connection& connection) {
 }
 
 void SimServer::published() {
-  std::vector<Session*> sessions;
+  std::vector<ServerSession*> sessions;
   for (auto& [id, link] : links_) sessions.push_back(&link.second->session);
   handlers_->answer_waits(sessions, world_.now());
   for (auto& [id, link] : links_) send(*link.first);

@@ -67,7 +67,7 @@ class SimServer final : public Endpoint, private PinSource, private Coordinator 
  private:
   struct Link {
     explicit Link(std::uint64_t id) : session(id, false) { session.set_udp_port(7411); }
-    Session session;
+    ServerSession session;
     FrameParser parser;
     std::size_t sent = 0;      // of the front of outgoing, head and body counted through
     bool sending = false;

@@ -45,11 +45,11 @@ class HandlersRig : public ::testing::Test {
   }
 
   // Runs the bytes of whole frames through a parser and the handlers, as an edge does. False: the connection must close.
-  bool feed(Session& session, std::span<const std::byte> bytes, std::size_t step = 4096) {
+  bool feed(ServerSession& session, std::span<const std::byte> bytes, std::size_t step = 4096) {
     FrameParser parser;
     return testing::feed(parser, bytes, [&](FrameParser::Event event) { return testing::handle(*handlers_, session, parser, event, now_); }, step);
   }
-  std::vector<Answer> answers(Session& session) {
+  std::vector<Answer> answers(ServerSession& session) {
     std::vector<Answer> out;
     while (!session.outgoing.empty()) {
       const Outgoing& front = session.outgoing.front();
@@ -65,12 +65,12 @@ class HandlersRig : public ::testing::Test {
     }
     return out;
   }
-  Answer one(Session& session) {
+  Answer one(ServerSession& session) {
     auto all = answers(session);
     EXPECT_EQ(all.size(), 1U);
     return all.empty() ? Answer{} : std::move(all.front());
   }
-  Answer ask(Session& session, const Bytes& frame) {
+  Answer ask(ServerSession& session, const Bytes& frame) {
     EXPECT_TRUE(feed(session, frame));
     return one(session);
   }
@@ -79,12 +79,12 @@ class HandlersRig : public ::testing::Test {
     const auto message = ErrorMessage::decode(answer.meta);
     return message.ok() ? message->code : Code::kInternal;
   }
-  Session greeted(std::uint64_t connection = 1) {
-    Session session(connection, false);
+  ServerSession greeted(std::uint64_t connection = 1) {
+    ServerSession session(connection, false);
     EXPECT_EQ(ask(session, HelloMessage{{1, 2}, 77}.encode(1)).type(), FrameType::kWelcome);
     return session;
   }
-  PublishId start(Session& session) {
+  PublishId start(ServerSession& session) {
     const auto answer = ask(session, PublishStartMessage{}.encode(10));
     EXPECT_EQ(answer.type(), FrameType::kPublishId);
     return PublishIdMessage::decode(answer.meta)->publish;
@@ -98,7 +98,7 @@ class HandlersRig : public ::testing::Test {
     frame.insert(frame.end(), body.begin(), body.end());
     return frame;
   }
-  Version publish(Session& session, std::string_view tensor, const Bytes& body) {
+  Version publish(ServerSession& session, std::string_view tensor, const Bytes& body) {
     const PublishId id = start(session);
     EXPECT_EQ(ask(session, put_frame(id, tensor, body.size(), body)).type(), FrameType::kPutDone);
     const auto done = ask(session, PublishIdMessage{id, {}}.encode(FrameType::kFinish, 30));

@@ -86,7 +86,7 @@ class ControlLink {
   Result<Answer> call(std::span<const std::byte> frame, std::uint64_t request, FrameType want, Micros deadline, bool* sent = nullptr);
   bool broken() const noexcept { return broken_.load(std::memory_order_acquire); }
   // A key that this client and the server alone can derive (RFC 8446 7.5), other ones for each label and context; nullopt without TLS.
-  // The server's side: Session::export_key. Any thread.
+  // The server's side: ServerSession::export_key. Any thread.
   std::optional<ExportedKey> export_key(std::string_view label, std::span<const std::byte> context) const { return socket_.export_key(label, context); }
   // Wakes a call that waits, which gets kUnreachable. Any thread.
   void close() noexcept;

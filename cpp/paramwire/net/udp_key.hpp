@@ -13,7 +13,7 @@ namespace paramwire {
 
 inline constexpr std::string_view kUdpKeyLabel = "EXPORTER-paramwire-udp";
 
-// `connection`: a Socket, or a Session of the server. nullopt: it has no TLS. No context: the session's number is under every MAC, so
+// `connection`: a Socket, or a ServerSession. nullopt: it has no TLS. No context: the session's number is under every MAC, so
 // what was sent for one session of a connection says nothing to another. Source: RFC 8446, 7.5.
 template <typename Connection>
 std::optional<SipKey> exported_udp_key(const Connection& connection) {

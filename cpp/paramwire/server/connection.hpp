@@ -21,7 +21,7 @@ class Connection {
   std::uint64_t id() const noexcept { return id_; }
   int fd() const noexcept { return socket_.fd(); }
   bool local() const noexcept { return local_; }
-  Session& session() noexcept { return session_; }
+  ServerSession& session() noexcept { return session_; }
 
   // Parses, receives at most about `budget` bytes, and sends, until none of these goes on.
   // errors: the connection is over (the peer left, or a system call failed): drop it.
@@ -65,7 +65,7 @@ class Connection {
   std::uint64_t id_;
   Socket socket_;
   bool local_;
-  Session session_;
+  ServerSession session_;
   FrameParser parser_;
   bool fresh_ = false;         // the parser got bytes that it has not used up
   bool in_frame_ = false;      // a head came, its end did not

@@ -221,7 +221,7 @@ void EventLoop::answer_waits(Micros now, bool always) {
   {
     const std::lock_guard lock(core_->mutex);
     if (!core_->handlers->take_published() && !always) return;
-    std::vector<Session*> sessions;
+    std::vector<ServerSession*> sessions;
     sessions.reserve(connections_.size());
     for (const auto& [id, connection] : connections_) sessions.push_back(&connection->session());
     core_->handlers->answer_waits(sessions, now);

@@ -18,13 +18,13 @@ constexpr std::size_t kDeltaAnswerBytes = std::size_t{16} << 20;
 Handlers::Handlers(BlockStore& store, Tier& tier, Coordinator& coordinator, DescriptorSource* descriptors, HandlerOptions options)
     : store_(store), tier_(tier), coordinator_(coordinator), descriptors_(descriptors), options_(std::move(options)) {}
 
-void Handlers::reply(Session& session, Bytes head) {
+void Handlers::reply(ServerSession& session, Bytes head) {
   Outgoing out;
   out.head = std::move(head);
   session.outgoing.push_back(std::move(out));
 }
 
-void Handlers::reply_error(Session& session, std::uint64_t request, const Error& error) {
+void Handlers::reply_error(ServerSession& session, std::uint64_t request, const Error& error) {
   ErrorMessage message;
   message.code = error.code();
   message.text = error.message();
@@ -33,7 +33,7 @@ void Handlers::reply_error(Session& session, std::uint64_t request, const Error&
 
 // ---------------------------------------------------------------- frames
 
-Status Handlers::on_head(Session& session, const FrameHeader& header, std::span<const std::byte> meta, FrameParser::BodyTarget& target, Micros now) {
+Status Handlers::on_head(ServerSession& session, const FrameHeader& header, std::span<const std::byte> meta, FrameParser::BodyTarget& target, Micros now) {
   ++frames_;
   target = {};
   target.discard = header.body_size;
@@ -69,7 +69,7 @@ Status Handlers::on_head(Session& session, const FrameHeader& header, std::span<
     session.put_error_ = std::move(slot).error();  // said once the body has been dropped: answers keep the order of requests
     return {};
   }
-  Session::Put arriving;
+  ServerSession::Put arriving;
   arriving.publish = put->publish;
   arriving.slot = *slot;
   arriving.request = header.request;
@@ -93,9 +93,9 @@ Result<PutSlot> Handlers::begin_put(const PutMessage& put, std::uint64_t body_si
   return store_.put_begin(put.publish, BlockSpec{put.tensor, put.dtype, put.shape, put.shard, put.codec, body_size}, now);
 }
 
-void Handlers::on_body(Session& session, std::span<const std::byte> part) noexcept {
+void Handlers::on_body(ServerSession& session, std::span<const std::byte> part) noexcept {
   if (!session.put_) return;
-  Session::Put& put = *session.put_;
+  ServerSession::Put& put = *session.put_;
   put.crc64 = crc64(part, put.crc64);
   while (!part.empty()) {
     const std::size_t extent = static_cast<std::size_t>(put.at / kExtentBytes);
@@ -106,11 +106,11 @@ void Handlers::on_body(Session& session, std::span<const std::byte> part) noexce
   }
 }
 
-void Handlers::on_progress(const Session& session, Micros now) {
+void Handlers::on_progress(const ServerSession& session, Micros now) {
   if (session.put_) store_.put_progress(session.put_->publish, now);
 }
 
-Status Handlers::on_end(Session& session, const FrameHeader& header, Micros now) {
+Status Handlers::on_end(ServerSession& session, const FrameHeader& header, Micros now) {
   if (static_cast<FrameType>(header.type) != FrameType::kPut) return {};
   if (session.put_error_) {
     reply_error(session, session.put_request_, *session.put_error_);
@@ -118,7 +118,7 @@ Status Handlers::on_end(Session& session, const FrameHeader& header, Micros now)
     return {};
   }
   assert(session.put_ && session.put_->at == session.put_->slot.payload.size());
-  const Session::Put put = std::move(*session.put_);
+  const ServerSession::Put put = std::move(*session.put_);
   session.put_.reset();
   if (Status sealed = store_.put_seal(put.publish, put.slot, put.crc64, put.extents, now); !sealed.ok()) {
     reply_error(session, put.request, sealed.error());
@@ -131,7 +131,7 @@ Status Handlers::on_end(Session& session, const FrameHeader& header, Micros now)
   return {};
 }
 
-void Handlers::on_closed(Session& session, Micros now) {
+void Handlers::on_closed(ServerSession& session, Micros now) {
   if (session.put_) store_.put_cancel(session.put_->publish, session.put_->slot);
   session.put_.reset();
   if (session.udp_session_ != 0 && options_.datagrams != nullptr) options_.datagrams->close(session.udp_session_);
@@ -149,7 +149,7 @@ void Handlers::sent(const Outgoing& outgoing, Micros now) {
 
 // ---------------------------------------------------------------- requests
 
-Status Handlers::dispatch(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
+Status Handlers::dispatch(ServerSession& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
   switch (type) {
     case FrameType::kHello: return on_hello(session, request, meta);
     case FrameType::kSnapshot: return on_snapshot(session, request, meta, now);
@@ -183,7 +183,7 @@ Status Handlers::dispatch(Session& session, FrameType type, std::uint64_t reques
   }
 }
 
-Status Handlers::on_hello(Session& session, std::uint64_t request, std::span<const std::byte> meta) {
+Status Handlers::on_hello(ServerSession& session, std::uint64_t request, std::span<const std::byte> meta) {
   PARAMWIRE_TRY(hello, HelloMessage::decode(meta));
   session.greeted_ = true;
   session.peer_pid_ = hello.pid;
@@ -198,7 +198,7 @@ Status Handlers::on_hello(Session& session, std::uint64_t request, std::span<con
   return {};
 }
 
-Status Handlers::on_snapshot(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
+Status Handlers::on_snapshot(ServerSession& session, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
   PARAMWIRE_TRY(message, SnapshotMessage::decode(meta));
   const auto newest = store_.newest();
   const bool later = message.want ? !newest || *newest < *message.want : !newest;
@@ -211,10 +211,10 @@ Status Handlers::on_snapshot(Session& session, std::uint64_t request, std::span<
   return {};
 }
 
-void Handlers::answer_waits(const std::vector<Session*>& sessions, Micros now) {
+void Handlers::answer_waits(const std::vector<ServerSession*>& sessions, Micros now) {
   const auto newest = store_.newest();
-  for (Session* session : sessions) {
-    std::erase_if(session->waits_, [&](const Session::Wait& wait) {
+  for (ServerSession* session : sessions) {
+    std::erase_if(session->waits_, [&](const ServerSession::Wait& wait) {
       const bool met = newest && (!wait.snapshot.want || *wait.snapshot.want <= *newest);
       if (!met && now < wait.deadline) return false;
       if (Status status = answer_snapshot(*session, wait.request, wait.snapshot, now); !status.ok()) {
@@ -225,7 +225,7 @@ void Handlers::answer_waits(const std::vector<Session*>& sessions, Micros now) {
   }
 }
 
-Status Handlers::answer_snapshot(Session& session, std::uint64_t request, const SnapshotMessage& message, Micros now) {
+Status Handlers::answer_snapshot(ServerSession& session, std::uint64_t request, const SnapshotMessage& message, Micros now) {
   PARAMWIRE_TRY(opened, store_.open(message.want, static_cast<Micros>(message.lease_ttl_ms) * 1000, now));
   // A delta only against a manifest that this incarnation made and still has, and whose root the client proves to hold.
   std::shared_ptr<const Manifest> held = message.held ? store_.manifest(*message.held) : nullptr;
@@ -249,7 +249,7 @@ Status Handlers::answer_snapshot(Session& session, std::uint64_t request, const 
   return {};
 }
 
-Status Handlers::on_get(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
+Status Handlers::on_get(ServerSession& session, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
   PARAMWIRE_TRY(get, GetMessage::decode(meta));
   if (get.incarnation != store_.incarnation()) {
     return Error(Code::kStale, cat("block ", get.block, " was asked of incarnation ", get.incarnation, ", this server is ", store_.incarnation(),
@@ -280,7 +280,7 @@ Status Handlers::on_get(Session& session, std::uint64_t request, std::span<const
 }
 
 // As many as one answer has room for; at least the first.
-Status Handlers::on_deltas(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
+Status Handlers::on_deltas(ServerSession& session, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
   PARAMWIRE_TRY(message, DeltasMessage::decode(meta));
   if (message.incarnation != store_.incarnation()) {
     return Error(Code::kStale, cat("deltas were asked of incarnation ", message.incarnation, ", this server is ", store_.incarnation(), " (it restarted): take a new snapshot"));
@@ -304,7 +304,7 @@ Status Handlers::on_deltas(Session& session, std::uint64_t request, std::span<co
   return {};
 }
 
-Status Handlers::on_arena(Session& session, std::uint64_t request, std::span<const std::byte> meta) {
+Status Handlers::on_arena(ServerSession& session, std::uint64_t request, std::span<const std::byte> meta) {
   PARAMWIRE_TRY(message, ArenaMessage::decode(meta));
   if (!session.local_) return Error(Code::kUnavailable, "arenas are mapped over a unix socket, this is TCP: connect to the server's unix socket");
   // Before the count: a client chooses its transport when the first arena may not be there yet.
@@ -319,7 +319,7 @@ Status Handlers::on_arena(Session& session, std::uint64_t request, std::span<con
   return {};
 }
 
-Status Handlers::on_pins(Session& session, std::uint64_t request) {
+Status Handlers::on_pins(ServerSession& session, std::uint64_t request) {
   if (!session.local_ || descriptors_ == nullptr) return Error(Code::kUnavailable, "views need a unix socket to the server");
   PARAMWIRE_TRY(pins, descriptors_->pins(session.connection_));
   Outgoing out;
@@ -331,7 +331,7 @@ Status Handlers::on_pins(Session& session, std::uint64_t request) {
   return {};
 }
 
-Status Handlers::on_udp_open(Session& session, std::uint64_t request) {
+Status Handlers::on_udp_open(ServerSession& session, std::uint64_t request) {
   if (options_.datagrams == nullptr) return Error(Code::kUnavailable, cat("this server takes no datagrams: ", options_.no_datagrams));
   if (session.udp_port_ == 0) {
     return Error(Code::kUnavailable, cat("this server has no UDP port ", session.local_ ? "on 127.0.0.1, where clients of its unix socket look for one" : "at this address",
@@ -344,7 +344,7 @@ Status Handlers::on_udp_open(Session& session, std::uint64_t request) {
   return {};
 }
 
-Status Handlers::on_verbs(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta) {
+Status Handlers::on_verbs(ServerSession& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta) {
   if (options_.verbs == nullptr) return Error(Code::kUnavailable, cat("this server can't be read by RDMA: ", options_.no_verbs));
   if (type == FrameType::kVerbsOpen) {
     PARAMWIRE_TRY(open, VerbsOpenMessage::decode(meta));
@@ -368,7 +368,7 @@ Result<Version> Handlers::finish(PublishId id, Micros now) {
   return version;
 }
 
-Status Handlers::on_publish(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
+Status Handlers::on_publish(ServerSession& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now) {
   if (type == FrameType::kPublishStart) {
     PARAMWIRE_TRY(start, PublishStartMessage::decode(meta));
     PARAMWIRE_TRY(high, options_.random());
@@ -398,7 +398,7 @@ Status Handlers::on_publish(Session& session, FrameType type, std::uint64_t requ
   return {};
 }
 
-void Handlers::on_stat(Session& session, std::uint64_t request) {
+void Handlers::on_stat(ServerSession& session, std::uint64_t request) {
   const StoreStats s = store_.stats();
   StatsMessage message;
   message.values = {

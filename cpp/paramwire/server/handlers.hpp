@@ -1,7 +1,7 @@
 // What a server answers: frames in, frames out. No socket, no thread, no clock inside: one frame can test a handler, and the
 // simulation runs this very code.
 //
-// A Session is one connection. The edge (server/server.cpp, or the simulation's network) feeds parsed frames and sends what
+// A ServerSession is one connection. The edge (server/server.cpp, or the simulation's network) feeds parsed frames and sends what
 // comes back. Caller locks: one call at a time over all sessions, except body_received(), which touches only its session and
 // its slot's payload and may run outside the lock.
 #pragma once
@@ -49,10 +49,11 @@ class DescriptorSource {
   virtual Result<Pins> pins(std::uint64_t connection) = 0;
 };
 
-class Session {
+// Not "Session", which compute/backend.hpp has: libraries that hold both layers would take one's destructor for the other's.
+class ServerSession {
  public:
   // `local`: a unix socket, over which descriptors can pass. `connection` names it to the DescriptorSource.
-  Session(std::uint64_t connection, bool local) : connection_(connection), local_(local) {}
+  ServerSession(std::uint64_t connection, bool local) : connection_(connection), local_(local) {}
 
   // Frames to send, in order. The edge takes from the front.
   std::deque<Outgoing> outgoing;
@@ -121,21 +122,21 @@ class Handlers {
 
   // A frame's header and meta arrived. If it has a body, `target` says where it goes.
   // errors: the connection must be closed (after an ERROR frame that is already in session.outgoing).
-  Status on_head(Session& session, const FrameHeader& header, std::span<const std::byte> meta, FrameParser::BodyTarget& target, Micros now);
+  Status on_head(ServerSession& session, const FrameHeader& header, std::span<const std::byte> meta, FrameParser::BodyTarget& target, Micros now);
   // The next bytes of a PUT's body are in place. Runs the CRCs over them. Needs no lock.
-  void on_body(Session& session, std::span<const std::byte> part) noexcept;
+  void on_body(ServerSession& session, std::span<const std::byte> part) noexcept;
   // Some of a PUT's body arrived since the last call: keeps its publish from being taken for idle. Call it while bodies
   // arrive, more often than publish_idle_max; under the lock.
-  void on_progress(const Session& session, Micros now);
+  void on_progress(const ServerSession& session, Micros now);
   // The frame is over.
-  Status on_end(Session& session, const FrameHeader& header, Micros now);
+  Status on_end(ServerSession& session, const FrameHeader& header, Micros now);
   // The connection is gone: open puts are cancelled, held slots in `outgoing` let go. Leases and publishes live on until
   // their time is up, since the client may come back for them.
-  void on_closed(Session& session, Micros now);
+  void on_closed(ServerSession& session, Micros now);
   // `outgoing.held` may go.
   void sent(const Outgoing& outgoing, Micros now);
   // Answers waits that are met or over, for every session in `sessions`; call after finish and from time to time.
-  void answer_waits(const std::vector<Session*>& sessions, Micros now);
+  void answer_waits(const std::vector<ServerSession*>& sessions, Micros now);
   void tick(Micros now) { store_.tick(now); }
 
   // Publishes of this very process take the same steps without frames.
@@ -146,21 +147,21 @@ class Handlers {
   bool take_published() noexcept { return std::exchange(published_, false); }
 
  private:
-  Status dispatch(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now);
-  void reply(Session& session, Bytes head);
-  void reply_error(Session& session, std::uint64_t request, const Error& error);
-  Status on_hello(Session& session, std::uint64_t request, std::span<const std::byte> meta);
-  Status on_snapshot(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
-  Status answer_snapshot(Session& session, std::uint64_t request, const SnapshotMessage& message, Micros now);
-  Status on_get(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
-  Status on_deltas(Session& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
-  Status on_arena(Session& session, std::uint64_t request, std::span<const std::byte> meta);
-  Status on_pins(Session& session, std::uint64_t request);
-  Status on_udp_open(Session& session, std::uint64_t request);
-  Status on_verbs(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta);
-  Status on_publish(Session& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now);
+  Status dispatch(ServerSession& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now);
+  void reply(ServerSession& session, Bytes head);
+  void reply_error(ServerSession& session, std::uint64_t request, const Error& error);
+  Status on_hello(ServerSession& session, std::uint64_t request, std::span<const std::byte> meta);
+  Status on_snapshot(ServerSession& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
+  Status answer_snapshot(ServerSession& session, std::uint64_t request, const SnapshotMessage& message, Micros now);
+  Status on_get(ServerSession& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
+  Status on_deltas(ServerSession& session, std::uint64_t request, std::span<const std::byte> meta, Micros now);
+  Status on_arena(ServerSession& session, std::uint64_t request, std::span<const std::byte> meta);
+  Status on_pins(ServerSession& session, std::uint64_t request);
+  Status on_udp_open(ServerSession& session, std::uint64_t request);
+  Status on_verbs(ServerSession& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta);
+  Status on_publish(ServerSession& session, FrameType type, std::uint64_t request, std::span<const std::byte> meta, Micros now);
   Result<PutSlot> begin_put(const PutMessage& put, std::uint64_t body_size, Micros now);
-  void on_stat(Session& session, std::uint64_t request);
+  void on_stat(ServerSession& session, std::uint64_t request);
 
   BlockStore& store_;
   Tier& tier_;
