@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from paramwire import Error, FallbackWarning, Version, __version__
 from paramwire._core import crc_implementation
 from paramwire.cli_bench_options import add_harness, add_key_of_run
-from paramwire.cli_common import CliError, budget, byte_size, link_speed, positive, row_range, seconds
+from paramwire.cli_common import CliError, backend, budget, byte_size, link_speed, positive, row_range, seconds
 from paramwire.cli_softroce import add_softroce
 
 # Exit statuses: 0 done, 1 failed with one line on stderr, 2 wrong usage (argparse's own), 128 + signal when
@@ -191,6 +191,11 @@ def add_transport(parser: argparse.ArgumentParser) -> None:
                         help="how bytes come (default auto)")  # fmt: skip
 
 
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", type=backend, default="cpu", metavar="NAME",
+                        help="cpu (default), or cuda:N, whose memory --budget is then about")  # fmt: skip
+
+
 def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("address", metavar="ADDR", help=ADDRESS)
     parser.add_argument("--prompt", required=True, help="a message to the model; see --raw")
@@ -200,6 +205,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=positive, default=48, metavar="N", help="most tokens to generate (default 48)")
     parser.add_argument("--budget", type=budget, default=0, metavar="SIZE|PART%",
                         help="memory for parameters and cache: 64MiB, or 25%% of all (default: no limit)")  # fmt: skip
+    add_backend(parser)
     add_transport(parser)
     add_key(parser)
     parser.add_argument("--source", choices=("auto", "view", "copy"), default="auto",
@@ -247,6 +253,7 @@ def add_bench(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--threads", type=positive, default=None, metavar="N", help="compute threads (default: all cores)"
         )
+        add_backend(parser)
     if name == "bench memory":
         parser.add_argument(
             "--model-bytes", type=byte_size, default=1 << 30, metavar="SIZE", help="of the fetched model (default 1GiB)"

@@ -98,6 +98,16 @@ def row_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def backend(text: str) -> str:
+    """A backend's name: "cpu", "cuda" or "cuda:1". Whether it is there is for the engine to say.
+
+    errors: argparse.ArgumentTypeError
+    """
+    if re.fullmatch(r"cpu|cuda(:\d{1,4})?", text, re.ASCII) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no backend: write cpu, cuda or cuda:N")
+    return text
+
+
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 up")

@@ -132,6 +132,7 @@ def one_run(
         snapshot,
         graph,
         budget=engine_budget(model, limit, len(ids), context) if options.layers is None else limit,
+        backend=options.backend,
         threads=options.threads or 0,
         source=options.source,
         context=context,

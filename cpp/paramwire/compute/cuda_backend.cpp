@@ -53,10 +53,14 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(std::shared_ptr<const cuda::D
 }
 
 Result<std::unique_ptr<Backend>> open_cuda_backend(int ordinal) {
-  PARAMWIRE_TRY(driver, cuda::open_driver());
+  auto driver = cuda::open_driver();
+  if (!driver.ok()) {
+    const Availability why = cuda_unavailable(look_for_cuda(""), true, driver.error().message());
+    return Error(Code::kUnavailable, cat("cuda:", ordinal, ": ", why.reason, ". ", why.next));
+  }
   auto blas = cuda::open_blaslt();
-  if (!blas.ok()) return open_cuda_backend(std::move(driver), nullptr, blas.error().message(), ordinal);
-  return open_cuda_backend(std::move(driver), std::move(*blas), {}, ordinal);
+  if (!blas.ok()) return open_cuda_backend(std::move(*driver), nullptr, blas.error().message(), ordinal);
+  return open_cuda_backend(std::move(*driver), std::move(*blas), {}, ordinal);
 }
 
 // Looks only: cuInit would make every child that this process forks later unable to use CUDA, and take a while.

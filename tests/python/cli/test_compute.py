@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 
+import paramwire
 import pytest
 from paramwire import cli_demo
 from paramwire.cli import main
@@ -65,6 +66,31 @@ def test_a_budget_too_small_names_one_that_would_do(cli, tiny_gguf):
     with cli.serving(tiny_gguf.path) as facts:
         done = cli.run("generate", facts["address"], "--budget", "16", *PROMPT, status=1)
     assert "budget" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("generate",), ("bench", "generate")])
+def test_a_backend_that_this_machine_lacks_is_named_with_the_reason(cli, tiny_gguf, command):
+    cuda = next(row for row in paramwire.available()["backends"] if row["name"] == "cuda")
+    ordinal = 4096 if cuda["usable"] else 0  # no machine has so many
+    words = ("--backend", f"cuda:{ordinal}", "--tokens", "2")
+    if command == ("generate",):
+        with cli.serving(tiny_gguf.path) as facts:
+            done = cli.run(*command, facts["address"], *PROMPT, *words, status=1)
+    else:
+        done = cli.run(*command, "--json", "--model", tiny_gguf.path, "--budget", "75%", *words, status=1)
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("paramwire: ")
+    assert f"cuda:{ordinal}" in done.stderr
+    if not cuda["usable"]:
+        assert cuda["reason"] in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_cpu_can_be_named_as_the_backend(cli, tiny_gguf):
+    with cli.serving(tiny_gguf.path) as facts:
+        named = generate(cli, facts["address"], "--backend", "cpu")
+        assert named["ids"] == generate(cli, facts["address"])["ids"]
+    assert named["backend"].startswith("cpu")
 
 
 FETCH_FIELDS = {

@@ -53,6 +53,8 @@ def test_json_lines_hold_six_digits_and_no_more(capsys):
         ["get", "unix:x", "name", "--rows", "5:1"],
         ["serve", "file", "--block-bytes", "much"],
         ["generate", "unix:x", "--prompt", "x", "--tokens", "0"],
+        ["generate", "unix:x", "--prompt", "x", "--backend", "cuda:"],
+        ["bench", "generate", "--backend", "gpu"],
         ["bench"],
         ["bench", "fetch", "--sizes", "64,0"],
         ["bench", "fetch", "--seconds", "-1"],
