@@ -1,9 +1,8 @@
 # The CUDA backend: whether it is in this build, and its kernels. Included by cpp/CMakeLists.txt.
 #
 # What the build needs is nvcc and <cuda.h>, from a toolkit (PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda) or from PyPI wheels in the virtual
-# environment of the Python that builds (VIRTUAL_ENV, or .venv): nvidia-cuda-nvcc, nvidia-cuda-crt, nvidia-nvvm and nvidia-cuda-runtime, all
-# of 13.0.*, which pip does not see to by itself: it takes the newest crt and nvvm for any nvcc. Nothing of CUDA is linked: the driver and
-# cuBLASLt are opened at run time.
+# environment of the Python that builds (VIRTUAL_ENV, or .venv): the extra "cuda-build" of pyproject.toml, which tools/setup.sh puts there where there
+# is no toolkit. Nothing of CUDA is linked: the driver and cuBLASLt are opened at run time.
 #
 # nvcc is found and run directly, not as a CMake language: CUDA as a language wants a compiler that links programs, which the wheels don't
 # have, and would put its runtime into every target.
@@ -37,7 +36,7 @@ endif()
 
 set(paramwire_cuda_missing "")
 if(NOT PARAMWIRE_NVCC)
-  set(paramwire_cuda_missing "nvcc, in PATH, CUDA_HOME/bin or the virtual environment (PyPI: nvidia-cuda-nvcc, nvidia-cuda-crt, nvidia-nvvm, nvidia-cuda-runtime, all 13.0.*)")
+  set(paramwire_cuda_missing "nvcc, in PATH, CUDA_HOME/bin or the virtual environment (PyPI: nvidia-cuda-nvcc, nvidia-cuda-crt, nvidia-nvvm, nvidia-cuda-runtime, all 13.0.*: the extra cuda-build)")
 elseif(NOT paramwire_nvcc_status EQUAL 0 OR NOT paramwire_nvcc_version)
   set(paramwire_cuda_missing "an nvcc that works: ${PARAMWIRE_NVCC} says '${paramwire_nvcc_says}'")
 elseif(paramwire_nvcc_version VERSION_LESS 13.0)

@@ -241,9 +241,11 @@ def check_include(
             yield Finding(path, line, f"<{target}> is included in {home}* only")
 
 
-def cuda_flags() -> list[str] | None:
-    """Where <cuda.h> is, as nvcc says; None where there is no nvcc."""
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin"))
+def cuda_flags(root: Path) -> list[str] | None:
+    """Where <cuda.h> is, as nvcc says; None where there is none. It is looked for as in cmake/cuda.cmake."""
+    wheels = root.glob(".venv/lib/python3*/site-packages/nvidia/cu13")
+    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda", *wheels]
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=os.pathsep.join(f"{home}/bin" for home in homes))
     if nvcc is None:
         return None
     words = [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull]
@@ -258,7 +260,7 @@ def check_headers_alone(tree: Tree, compiler: str = "c++") -> Iterator[Finding]:
     Those that need <cuda.h> are passed over where there is no nvcc: such a build leaves them out, too.
     """
     flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{tree.root / 'cpp'}"]
-    cuda = cuda_flags()
+    cuda = cuda_flags(tree.root)
     flags += cuda or []
     command = [compiler, *flags, "-x", "c++", "-"]
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout

