@@ -1,9 +1,9 @@
 # Each target does all of the set-up that it needs (tools/setup.sh) and skips what is done.
 #   make test SUITES="lint unit"    only these suites
-#   make demo DEMO_ARGS="--help"    arguments for the command behind a target (also BENCH_ARGS)
+#   make demo DEMO_ARGS="--help"    arguments for the command behind a target (also BENCH_ARGS, GPU_CHECK_ARGS)
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint soak softroce asan tsan wheel
+.PHONY: help demo test bench lint soak softroce asan tsan wheel gpu-bundle gpu-check
 
 setup := @bash tools/setup.sh
 run_tests := @.venv/bin/python tools/run_tests.py
@@ -18,6 +18,8 @@ help:
 	@echo 'make tsan   all C++ tests under ThreadSanitizer'
 	@echo 'make softroce  the tests that need RDMA devices, in a guest with soft-RoCE'
 	@echo 'make wheel  a self-contained wheel in dist/'
+	@echo 'make gpu-bundle  gpu-bundle/: what a build on an offline machine with a GPU lacks, to travel with the checkout'
+	@echo 'make gpu-check   builds, tests and measures on that machine (--dry-run lists the steps; GPU_CHECK_ARGS="--help")'
 
 demo:
 	$(setup) packages venv install model
@@ -55,3 +57,12 @@ asan tsan:
 
 wheel:
 	$(setup) packages venv wheel
+
+gpu-bundle:
+	$(setup) packages venv
+	@.venv/bin/python tools/gpu_bundle.py
+
+# No set-up: the machine has no network. The + lets `make gpu-check --dry-run` list the steps, in the place of make's own list.
+GPU_PYTHON ?= python3
+gpu-check:
+	+@$(GPU_PYTHON) tools/gpu_check.py $(if $(findstring n,$(firstword -$(MAKEFLAGS))),--dry-run) $(GPU_CHECK_ARGS)
