@@ -1,9 +1,11 @@
 #include "arrays.hpp"
 
+#include "device_array.hpp"
 #include "dlpack.hpp"
 
 #include "paramwire/base/text.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <utility>
@@ -156,22 +158,31 @@ Given given_from(std::string_view what, py::handle object) {
   throw py::type_error(cat(what, " must be an array or a buffer, not ", type_name(object)));
 }
 
-bool fits(const Given& given, DType dtype, const Shape& shape) {
-  const py::array& array = given.array;
-  const py::dtype type = array.dtype();
-  const std::uint64_t bytes = tensor_bytes(dtype, shape);
-  const auto label = given.label ? given.label : label_of(type);
-  const bool flat_bytes = type.kind() == 'u' && type.itemsize() == 1 && array.ndim() == 1;
-  if (flat_bytes && (label == dtype || label == DType::kU8)) return static_cast<std::uint64_t>(array.nbytes()) == bytes;
+namespace {
+
+bool holds_as(const py::dtype& type, std::optional<DType> label, std::span<const py::ssize_t> axes, DType dtype, const Shape& shape) {
+  if (!label) label = label_of(type);
+  const bool flat_bytes = type.kind() == 'u' && type.itemsize() == 1 && axes.size() == 1;
+  if (flat_bytes && (label == dtype || label == DType::kU8)) return static_cast<std::uint64_t>(axes[0]) == tensor_bytes(dtype, shape);
   if (sub_byte(dtype)) return false;
   // Where numpy has no such type, the unsigned integer of its width is how an array says it.
   const bool stands_in = ml_dtypes_name(dtype) != nullptr && (label == DType::kU8 || label == DType::kU16) && dtype_bits(*label) == dtype_bits(dtype);
   if (label != dtype && !stands_in) return false;
-  if (static_cast<std::size_t>(array.ndim()) != shape.rank()) return false;
-  for (py::ssize_t axis = 0; axis < array.ndim(); ++axis) {
-    if (static_cast<std::uint64_t>(array.shape(axis)) != shape[static_cast<std::size_t>(axis)]) return false;
-  }
-  return true;
+  return std::equal(axes.begin(), axes.end(), shape.dims().begin(), shape.dims().end(), [](py::ssize_t a, std::uint64_t b) { return static_cast<std::uint64_t>(a) == b; });
+}
+
+}  // namespace
+
+bool fits(const Given& given, DType dtype, const Shape& shape) {
+  return holds_as(given.array.dtype(), given.label, {given.array.shape(), static_cast<std::size_t>(given.array.ndim())}, dtype, shape);
+}
+
+bool fits(const DeviceGiven& given, DType dtype, const Shape& shape) { return holds_as(given.type, given.label, given.axes, dtype, shape); }
+
+std::string describe(const DeviceGiven& given) {
+  py::tuple axes(given.axes.size());
+  for (std::size_t i = 0; i < given.axes.size(); ++i) axes[i] = given.axes[i];
+  return cat(name_of(given.type), ' ', std::string(py::str(axes)), " of cuda:", given.ordinal);
 }
 
 // ---------------------------------------------------------------- targets

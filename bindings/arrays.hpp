@@ -2,7 +2,8 @@
 // exceptions.
 //
 // Asked in this order: numpy array, DLPack (which knows bf16 and 8-bit floats), buffer protocol, __array_interface__,
-// __cuda_array_interface__ (refused with what is missing; its pointer is never read), __array__. No library is imported for it.
+// __cuda_array_interface__, __array__. No library is imported for it. Memory of CUDA devices is refused here, before a pointer is looked at: those who take it
+// ask device_array.hpp first.
 #pragma once
 
 #include "convert.hpp"
@@ -21,6 +22,8 @@
 
 namespace paramwire::bindings {
 
+struct DeviceGiven;  // device_array.hpp
+
 bool is_ndarray(py::handle object);
 // The name of its type, for error texts.
 std::string type_name(py::handle object);
@@ -36,6 +39,7 @@ std::span<std::byte> bytes_of(py::array& array);
 void make_read_only(py::array& array);
 // "float32 (2, 3)", for error texts.
 std::string describe(const py::array& array);
+std::string describe(const DeviceGiven& given);
 
 // What an object handed over: its memory, not a copy, of any layout.
 struct Given {
@@ -45,11 +49,12 @@ struct Given {
 };
 // errors: TypeError for what is no array, as `what` ("tensor \"w\"") names it; those of the protocol.
 Given given_from(std::string_view what, py::handle object);
-// What has __cuda_array_interface__: an empty array is one here, too; anything else lies where this build can't read.
+// What has __cuda_array_interface__ where host memory is wanted: an empty array is one here, too.
 // errors: InvalidError naming what is wrong with the description; UnavailableError with the pointer, which is never read.
 Given take_cuda_array(std::string_view what, py::handle object);
 // Whether it holds `dtype` `shape` as it is; bytes of the right number (uint8, one axis) do.
 bool fits(const Given& given, DType dtype, const Shape& shape);
+bool fits(const DeviceGiven& given, DType dtype, const Shape& shape);
 
 // A writable array or buffer that a fetch fills. Keeps the object's memory where it is.
 class Target {

@@ -68,12 +68,12 @@ py::object on_newest(PyClient& client, py::handle timeout, const py::object& sel
 
 }  // namespace
 
-py::object PyClient::fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::object self) {
-  return on_newest(*this, timeout, self, [&](PySnapshot& snapshot, const py::object& left) { return snapshot.fetch(name, rows, heads, out, left); });
+py::object PyClient::fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::handle stream, py::object self) {
+  return on_newest(*this, timeout, self, [&](PySnapshot& snapshot, const py::object& left) { return snapshot.fetch(name, rows, heads, out, left, stream); });
 }
 
-py::object PyClient::fetch_many(py::handle names, py::handle timeout, py::handle allow_missing, py::object self) {
-  return on_newest(*this, timeout, self, [&](PySnapshot& snapshot, const py::object& left) { return snapshot.fetch_many(names, left, allow_missing); });
+py::object PyClient::fetch_many(py::handle names, py::handle timeout, py::handle allow_missing, py::handle stream, py::object self) {
+  return on_newest(*this, timeout, self, [&](PySnapshot& snapshot, const py::object& left) { return snapshot.fetch_many(names, left, allow_missing, stream); });
 }
 
 std::unique_ptr<PyPublish> PyClient::publish(py::handle base, py::handle codec, py::handle threads, py::handle timeout, py::object self) {
@@ -248,15 +248,15 @@ void bind_client(py::module_& module) {
            },
            py::arg("version") = none, py::kw_only(), py::arg("lease") = true, py::arg("wait") = 0.0, py::arg("timeout") = none)
       .def("fetch",
-           [](py::object self, const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout) {
-             return self.cast<PyClient&>().fetch(name, rows, heads, out, timeout, self);
+           [](py::object self, const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::handle stream) {
+             return self.cast<PyClient&>().fetch(name, rows, heads, out, timeout, stream, self);
            },
-           py::arg("name"), py::kw_only(), py::arg("rows") = none, py::arg("heads") = none, py::arg("out") = none, py::arg("timeout") = none)
+           py::arg("name"), py::kw_only(), py::arg("rows") = none, py::arg("heads") = none, py::arg("out") = none, py::arg("timeout") = none, py::arg("stream") = none)
       .def("fetch_many",
-           [](py::object self, py::handle names, py::handle timeout, py::handle allow_missing) {
-             return self.cast<PyClient&>().fetch_many(names, timeout, allow_missing, self);
+           [](py::object self, py::handle names, py::handle timeout, py::handle allow_missing, py::handle stream) {
+             return self.cast<PyClient&>().fetch_many(names, timeout, allow_missing, stream, self);
            },
-           py::arg("names"), py::kw_only(), py::arg("timeout") = none, py::arg("allow_missing") = py::tuple())
+           py::arg("names"), py::kw_only(), py::arg("timeout") = none, py::arg("allow_missing") = py::tuple(), py::arg("stream") = none)
       .def("publish", [](py::object self, py::handle base, py::handle codec, py::handle threads, py::handle timeout) {
              return self.cast<PyClient&>().publish(base, codec, threads, timeout, self);
            },

@@ -64,6 +64,15 @@ auto PyPublish::call(Work work, py::object keep) {
   return without_gil(locked);
 }
 
+Given PyPublish::given(const std::string& name, py::handle array, py::handle stream) {
+  if (!on_device(quoted(name), array)) {
+    refuse_stream(stream);
+    return given_from(quoted(name), array);
+  }
+  DeviceCall call(stream, options_.timeout);
+  return call.read(call.take(quoted(name), array), options_.timeout);
+}
+
 Source PyPublish::source(const std::string& name, Given given, py::handle dtype, py::handle shape, py::handle rows, py::handle heads) {
   const std::uint64_t before = counters_->copies;
   Source out = source_from(name, std::move(given), dtype, shape, rows, heads, counters_->copies);
@@ -96,16 +105,18 @@ void PyPublish::send(std::vector<Item> items) {
       arrays));
 }
 
-void PyPublish::put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads, py::handle codec) {
+void PyPublish::put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads, py::handle codec,
+                    py::handle stream) {
   std::vector<Item> items;
-  items.push_back({name, source(name, given_from(quoted(name), array), dtype, shape, rows, heads), codec_from(codec)});
+  items.push_back({name, source(name, given(name, array, stream), dtype, shape, rows, heads), codec_from(codec)});
   send(std::move(items));
 }
 
-void PyPublish::put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape, py::handle codec) {
+void PyPublish::put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape, py::handle codec,
+                         py::handle stream) {
   const auto spec = codec_from(codec);
   if (block_bytes == 0) raise_invalid("block_bytes is 0");
-  const Source whole = source(name, given_from(quoted(name), array), dtype, shape, py::none(), py::none());
+  const Source whole = source(name, given(name, array, stream), dtype, shape, py::none(), py::none());
   // What the tensor was cut into before would overlap.
   const Status removed = call([name, options = options_](Publisher& publisher) { return publisher.remove(name, options); });
   if (!removed.ok() && removed.error().code() != Code::kNotFound) raise(removed.error());
@@ -128,10 +139,27 @@ void PyPublish::put_rows(const std::string& name, py::handle array, std::uint64_
   send(std::move(items));
 }
 
-void PyPublish::put_all(py::handle mapping, py::handle codec) {
+namespace {
+
+// Memory that two names share: same start, type, shape and strides. Empty arrays share nothing, whatever their pointer says.
+using Key = std::tuple<std::uint64_t, std::string, std::vector<py::ssize_t>, std::vector<py::ssize_t>>;
+
+// The label where the protocol gave one: numpy may show two types alike.
+std::string type_of(const std::optional<DType>& label, const py::dtype& type) { return label ? std::string(dtype_name(*label)) : std::string(py::str(py::object(type))); }
+
+Key key_of(const Given& given) {
+  const py::array& array = given.array;
+  return {reinterpret_cast<std::uintptr_t>(array.data()), type_of(given.label, array.dtype()), {array.shape(), array.shape() + array.ndim()}, {array.strides(), array.strides() + array.ndim()}};
+}
+// Addresses of a process are one space; contiguous.
+Key key_of(const DeviceGiven& given) { return {given.range.address, type_of(given.label, given.type), given.axes, {}}; }
+
+}  // namespace
+
+void PyPublish::put_all(py::handle mapping, py::handle codec, py::handle stream) {
   const auto spec = codec_from(codec);
-  // Memory that two names share: same start, type, shape and strides. Empty arrays share nothing, whatever their pointer says.
-  using Key = std::tuple<const void*, std::string, std::vector<py::ssize_t>, std::vector<py::ssize_t>>;
+  DeviceCall call(stream, options_.timeout);
+  bool devices = false;
   std::map<Key, std::string> seen;
   std::vector<std::pair<std::string, std::string>> ties;
   std::vector<Item> batch;
@@ -144,23 +172,27 @@ void PyPublish::put_all(py::handle mapping, py::handle codec) {
   for (const py::handle item : items_of(mapping, "arrays")) {
     const auto pair = py::reinterpret_borrow<py::tuple>(item);
     const std::string name = name_from(pair[0]);
-    Given given = given_from(quoted(name), pair[1]);
-    const py::array& array = given.array;
-    if (array.nbytes() > 0) {
-      kept.append(array);
-      // The label where the protocol gave one: numpy may show two types alike.
-      const std::string type = given.label ? std::string(dtype_name(*given.label)) : std::string(py::str(py::object(array.dtype())));
-      Key key{array.data(), type, {array.shape(), array.shape() + array.ndim()}, {array.strides(), array.strides() + array.ndim()}};
-      const auto [at, fresh] = seen.emplace(std::move(key), name);
+    const bool device = on_device(quoted(name), pair[1]);
+    devices = devices || device;
+    // Only what is no tie leaves its device.
+    std::optional<DeviceGiven> there;
+    Given given;
+    if (device) there = call.take(quoted(name), pair[1]);
+    else given = given_from(quoted(name), pair[1]);
+    if (device ? there->range.bytes > 0 : given.array.nbytes() > 0) {
+      kept.append(device ? there->keep : given.array);
+      const auto [at, fresh] = seen.emplace(device ? key_of(*there) : key_of(given), name);
       if (!fresh) {
         ties.emplace_back(name, at->second);
         continue;
       }
     }
+    if (device) given = call.read(*there, options_.timeout);
     batch.push_back({name, source(name, std::move(given), py::none(), py::none(), py::none(), py::none()), spec});
     bytes += batch.back().source.bytes.size();
     if (bytes >= kBatchBytes || batch.size() >= kBatchItems) flush();
   }
+  if (!devices) refuse_stream(stream);
   flush();
   for (const auto& [name, target] : ties) alias(name, target);
 }
@@ -212,10 +244,10 @@ void PyPublish::leave(bool failed) {
 void bind_publish(py::module_& module) {
   py::class_<PyPublish>(module, "Publish", py::is_final())
       .def("put", &PyPublish::put, py::arg("name"), py::arg("array"), py::kw_only(), py::arg("dtype") = py::none(), py::arg("shape") = py::none(),
-           py::arg("rows") = py::none(), py::arg("heads") = py::none(), py::arg("codec") = py::none())
+           py::arg("rows") = py::none(), py::arg("heads") = py::none(), py::arg("codec") = py::none(), py::arg("stream") = py::none())
       .def("put_rows", &PyPublish::put_rows, py::arg("name"), py::arg("array"), py::arg("block_bytes") = std::uint64_t{4} << 20, py::kw_only(),
-           py::arg("dtype") = py::none(), py::arg("shape") = py::none(), py::arg("codec") = py::none())
-      .def("put_all", &PyPublish::put_all, py::arg("arrays"), py::kw_only(), py::arg("codec") = py::none())
+           py::arg("dtype") = py::none(), py::arg("shape") = py::none(), py::arg("codec") = py::none(), py::arg("stream") = py::none())
+      .def("put_all", &PyPublish::put_all, py::arg("arrays"), py::kw_only(), py::arg("codec") = py::none(), py::arg("stream") = py::none())
       .def("put_checkpoint", &PyPublish::put_checkpoint, py::arg("checkpoint"), py::kw_only(), py::arg("replaces") = py::none(), py::arg("workers") = 2U,
            py::arg("memory_limit") = py::none(), py::arg("progress") = py::none())
       .def("alias", &PyPublish::alias, py::arg("name"), py::arg("target"))

@@ -4,6 +4,7 @@
 
 #include "paramwire/base/text.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -103,8 +104,26 @@ void Batch::finish(Counters& counters) {
   counters.copies.fetch_add(std::exchange(staged_, {}).size(), std::memory_order_relaxed);
 }
 
+DeviceGiven Batch::add_device(std::string_view name, const Shard& part, const Snapshot::Layout& layout, py::handle out) {
+  DeviceGiven given = device_call_.take_target("out", out);
+  bytes_ += layout.bytes;
+  const std::shared_ptr<DeviceWork>& work = device_call_.work(given.ordinal);
+  auto& devices = requests_->devices;
+  auto found = std::find_if(devices.begin(), devices.end(), [&](const OnDevice& each) { return each.work == work; });
+  if (found == devices.end()) found = devices.insert(found, {work, {}});
+  found->fetches.push_back({.tensor = requests_->device_names.emplace_back(name), .part = part, .target = given.range});
+  keep_.append(out);
+  keep_.append(given.keep);
+  one_ = py::reinterpret_borrow<py::object>(out);
+  return given;
+}
+
 void Batch::add(const Snapshot& snapshot, std::string_view name, const Shard& part, py::handle out) {
   const auto layout = take(snapshot.layout(name, part));
+  if (bindings::on_device("out", out)) {
+    add_device(name, part, layout, out);
+    return;
+  }
   requests_->names.emplace_back(name);
   FetchRequest request;
   request.part = part;
@@ -114,6 +133,11 @@ void Batch::add(const Snapshot& snapshot, std::string_view name, const Shard& pa
 
 void Batch::add(const Snapshot& snapshot, BlockId block, py::handle out) {
   const auto layout = take(snapshot.layout(block));
+  if (bindings::on_device("out", out)) {
+    const ManifestEntry entry = snapshot.manifest().find(block)->entry;  // layout() has found it
+    add_device(entry.tensor, entry.shard, layout, out);
+    return;
+  }
   requests_->names.emplace_back();
   FetchRequest request;
   request.block = block;
@@ -151,6 +175,13 @@ void Batch::add_many(const Snapshot& snapshot, py::handle names, py::handle allo
   }
   problems.raise_any();
   for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (bindings::on_device("out", wanted[i].second)) {
+      const std::string_view name = utf8(wanted[i].first);
+      const DeviceGiven given = add_device(name, Shard::whole(), layouts[i], wanted[i].second);
+      if (!fits(given, layouts[i].dtype, layouts[i].shape)) problems.add(misfit(name, layouts[i], describe(given)));
+      many_[wanted[i].first] = one_;
+      continue;
+    }
     requests_->names.emplace_back(utf8(wanted[i].first));
     requests_->requests.emplace_back();
     add_target(layouts[i], wanted[i].second);
@@ -165,9 +196,20 @@ void Batch::add_many(const Snapshot& snapshot, py::handle names, py::handle allo
 }
 
 std::shared_ptr<Batch::Requests> Batch::requests() {
+  if (!on_device()) refuse_stream(stream_);
   // Only now do the names lie where they stay.
   for (std::size_t i = 0; i < requests_->names.size(); ++i) requests_->requests[i].tensor = requests_->names[i];
   return requests_;
+}
+
+Status Batch::Requests::fetch(Snapshot& snapshot, const CallOptions& options) {
+  if (devices.empty()) return snapshot.fetch(requests, options);
+  const Micros begun = steady_clock().now();
+  const Micros span = options.timeout.value_or(snapshot.client_options().timeout);
+  const auto left = [&] { return CallOptions{span - (steady_clock().now() - begun)}; };
+  if (!requests.empty()) PARAMWIRE_CHECK(snapshot.fetch(requests, left()));
+  for (const OnDevice& each : devices) PARAMWIRE_CHECK(each.work->fetch(snapshot, each.fetches, left()));
+  return {};
 }
 
 // ---------------------------------------------------------------- ticket
@@ -250,17 +292,18 @@ py::list PySnapshot::blocks(const std::string& name) const {
 
 py::object PySnapshot::run(Batch& batch, const CallOptions& options) {
   const auto requests = batch.requests();
-  const auto work = [core = core_, snapshot = snapshot_, requests, options] { return snapshot->fetch(requests->requests, options); };
-  const bool direct = batch.bytes() <= kDirectBytes && requests->requests.size() <= kDirectBlocks;
+  const auto work = [core = core_, snapshot = snapshot_, requests, options] { return requests->fetch(*snapshot, options); };
+  const bool direct = batch.bytes() <= kDirectBytes && requests->requests.size() + requests->device_names.size() <= kDirectBlocks;
   check(direct ? answering_signals(work) : interruptible(work, batch.keep()));
   batch.finish(core_->counters);
   return batch.result();
 }
 
-py::object PySnapshot::fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout) {
+py::object PySnapshot::fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::handle stream) {
   const CallOptions options{micros(timeout, "timeout")};
   const Shard part = shard_from(rows, heads);
-  if (!out.is_none()) {
+  if (!out.is_none() && !on_device("out", out)) {
+    refuse_stream(stream);
     // The hot path of small blocks: nothing is made, nothing looked up twice.
     const Target target(out);
     if (!target.scattered() && target.bytes().size() <= kDirectBytes) {
@@ -272,20 +315,21 @@ py::object PySnapshot::fetch(const py::str& name, py::handle rows, py::handle he
       return py::reinterpret_borrow<py::object>(out);
     }
   }
-  Batch batch;
+  Batch batch(stream, options.timeout);
   batch.add(*snapshot_, utf8(name), part, out);
   return run(batch, options);
 }
 
-py::object PySnapshot::fetch_block(std::uint64_t id, py::handle out, py::handle timeout) {
-  Batch batch;
+py::object PySnapshot::fetch_block(std::uint64_t id, py::handle out, py::handle timeout, py::handle stream) {
+  const CallOptions options{micros(timeout, "timeout")};
+  Batch batch(stream, options.timeout);
   batch.add(*snapshot_, BlockId{id}, out);
-  return run(batch, CallOptions{micros(timeout, "timeout")});
+  return run(batch, options);
 }
 
-py::object PySnapshot::fetch_many(py::handle names, py::handle timeout, py::handle allow_missing) {
+py::object PySnapshot::fetch_many(py::handle names, py::handle timeout, py::handle allow_missing, py::handle stream) {
   const CallOptions options{micros(timeout, "timeout")};
-  Batch batch;
+  Batch batch(stream, options.timeout);
   batch.add_many(*snapshot_, names, allow_missing);
   return run(batch, options);
 }
@@ -294,7 +338,7 @@ std::unique_ptr<PyTicket> PySnapshot::fetch_async(py::handle names, py::handle r
                                                   py::handle allow_missing) {
   drop_finished();
   const CallOptions options{micros(timeout, "timeout")};
-  auto batch = std::make_unique<Batch>();
+  auto batch = std::make_unique<Batch>(py::none(), options.timeout);
   if (py::isinstance<py::str>(names)) {
     batch->add(*snapshot_, utf8(py::reinterpret_borrow<py::str>(names)), shard_from(rows, heads), out);
   } else {
@@ -302,6 +346,7 @@ std::unique_ptr<PyTicket> PySnapshot::fetch_async(py::handle names, py::handle r
     batch->add_many(*snapshot_, names, allow_missing);
   }
   const auto requests = batch->requests();
+  if (batch->on_device()) raise_invalid("fetch_async fills host memory, and a target is in device memory: fetch it with fetch or fetch_many, in a thread of yours if it shall not wait");
   auto ticket = take(without_gil([&] { return snapshot_->fetch_async(requests->requests, options); }));
   return std::make_unique<PyTicket>(std::move(ticket), std::move(batch), core_);
 }
@@ -335,15 +380,16 @@ void bind_snapshot(py::module_& module) {
       .def("__len__", &PySnapshot::size)
       .def("__iter__", [](const PySnapshot& self) { return py::iter(self.names()); })
       .def("__contains__", &PySnapshot::contains, py::arg("name"), py::pos_only())
-      .def("__getitem__", [](PySnapshot& self, const py::str& name) { return self.fetch(name, py::none(), py::none(), py::none(), py::none()); },
+      .def("__getitem__", [](PySnapshot& self, const py::str& name) { return self.fetch(name, py::none(), py::none(), py::none(), py::none(), py::none()); },
            py::arg("name"), py::pos_only())
       .def("tensors", &PySnapshot::tensors)
       .def("info", &PySnapshot::info, py::arg("name"))
       .def("blocks", &PySnapshot::blocks, py::arg("name"))
       .def("fetch", &PySnapshot::fetch, py::arg("name"), py::kw_only(), py::arg("rows") = none, py::arg("heads") = none, py::arg("out") = none,
-           py::arg("timeout") = none)
-      .def("fetch_block", &PySnapshot::fetch_block, py::arg("id"), py::kw_only(), py::arg("out") = none, py::arg("timeout") = none)
-      .def("fetch_many", &PySnapshot::fetch_many, py::arg("names"), py::kw_only(), py::arg("timeout") = none, py::arg("allow_missing") = py::tuple())
+           py::arg("timeout") = none, py::arg("stream") = none)
+      .def("fetch_block", &PySnapshot::fetch_block, py::arg("id"), py::kw_only(), py::arg("out") = none, py::arg("timeout") = none, py::arg("stream") = none)
+      .def("fetch_many", &PySnapshot::fetch_many, py::arg("names"), py::kw_only(), py::arg("timeout") = none, py::arg("allow_missing") = py::tuple(),
+           py::arg("stream") = none)
       .def("fetch_async", &PySnapshot::fetch_async, py::arg("names"), py::kw_only(), py::arg("rows") = none, py::arg("heads") = none,
            py::arg("out") = none, py::arg("timeout") = none, py::arg("allow_missing") = py::tuple())
       .def("view", &PySnapshot::view, py::arg("name"), py::kw_only(), py::arg("rows") = none, py::arg("heads") = none)

@@ -2,12 +2,14 @@
 #pragma once
 
 #include "arrays.hpp"
+#include "device_array.hpp"
 #include "view.hpp"
 #include "publish.hpp"
 
 #include "paramwire/client/client.hpp"
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -62,6 +64,8 @@ class PyTicket {
 // Requests with their targets, ready for the core; keeps everything that they point to.
 class Batch {
  public:
+  // `stream`, `timeout`: of the call, for targets on devices.
+  Batch(py::handle stream, std::optional<Micros> timeout) : stream_(py::reinterpret_borrow<py::object>(stream)), device_call_(stream, timeout) {}
   // One tensor or part. `out`: None makes an array.
   void add(const Snapshot& snapshot, std::string_view name, const Shard& part, py::handle out);
   void add(const Snapshot& snapshot, BlockId block, py::handle out);
@@ -71,19 +75,32 @@ class Batch {
 
   std::uint64_t bytes() const noexcept { return bytes_; }
   py::object result() const { return many_ ? py::object(many_) : one_; }
+  struct OnDevice {
+    std::shared_ptr<DeviceWork> work;
+    std::vector<DeviceFetch> fetches;
+  };
   struct Requests {
     std::vector<std::string> names;
     std::vector<FetchRequest> requests;
+    std::deque<std::string> device_names;  // that fetches point to
+    std::vector<OnDevice> devices;
+    // Those into host memory, then those into each device's.
+    Status fetch(Snapshot& snapshot, const CallOptions& options);
   };
-  // Of a call that outlives this frame.
+  // Of a call that outlives this frame.  errors: InvalidError for a stream that no target has a use for
   std::shared_ptr<Requests> requests();
+  bool on_device() const noexcept { return !requests_->devices.empty(); }
   py::object keep() const { return py::object(keep_); }
   // After success: fills the targets that got a copy first, and counts them.
   void finish(Counters& counters);
 
  private:
   void add_target(const Snapshot::Layout& layout, py::handle out);
+  // A target in device memory.
+  DeviceGiven add_device(std::string_view name, const Shard& part, const Snapshot::Layout& layout, py::handle out);
 
+  const py::object stream_;
+  DeviceCall device_call_;
   std::shared_ptr<Requests> requests_ = std::make_shared<Requests>();
   std::uint64_t bytes_ = 0;
   py::list keep_;
@@ -109,9 +126,9 @@ class PySnapshot {
   py::object info(const std::string& name) const;
   py::list blocks(const std::string& name) const;
 
-  py::object fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout);
-  py::object fetch_block(std::uint64_t id, py::handle out, py::handle timeout);
-  py::object fetch_many(py::handle names, py::handle timeout, py::handle allow_missing);
+  py::object fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::handle stream);
+  py::object fetch_block(std::uint64_t id, py::handle out, py::handle timeout, py::handle stream);
+  py::object fetch_many(py::handle names, py::handle timeout, py::handle allow_missing, py::handle stream);
   std::unique_ptr<PyTicket> fetch_async(py::handle names, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::handle allow_missing);
   std::unique_ptr<PyView> view(const std::string& name, py::handle rows, py::handle heads);
   void close();
@@ -141,8 +158,8 @@ class PyClient {
   std::string incarnation() const { return core_->client->incarnation().to_string(); }
   std::string address() const { return core_->client->address(); }
   std::unique_ptr<PySnapshot> snapshot(py::handle version, bool lease, double wait, py::handle timeout, py::object self);
-  py::object fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::object self);
-  py::object fetch_many(py::handle names, py::handle timeout, py::handle allow_missing, py::object self);
+  py::object fetch(const py::str& name, py::handle rows, py::handle heads, py::handle out, py::handle timeout, py::handle stream, py::object self);
+  py::object fetch_many(py::handle names, py::handle timeout, py::handle allow_missing, py::handle stream, py::object self);
   std::unique_ptr<PyPublish> publish(py::handle base, py::handle codec, py::handle threads, py::handle timeout, py::object self);
   std::unique_ptr<PyRegistration> register_buffer(py::handle buffer) const;
   py::dict stats() const;

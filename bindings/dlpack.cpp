@@ -144,27 +144,18 @@ std::unique_ptr<Taken> take_capsule(std::string_view what, py::handle capsule) {
   }
 }
 
-py::object capsule_of(std::string_view what, py::handle object) {
-  if (PyCapsule_CheckExact(object.ptr()) != 0) return py::reinterpret_borrow<py::object>(object);
-  if (py::hasattr(object, "__dlpack_device__")) {
-    Device device;
-    try {
-      const auto pair = py::reinterpret_borrow<py::object>(object).attr("__dlpack_device__")();
-      device = {py::int_(pair[py::int_(0)]).cast<std::int32_t>(), py::int_(pair[py::int_(1)]).cast<std::int32_t>()};
-    } catch (py::error_already_set& error) {
-      refused(what, error, "__dlpack_device__");
-    }
-    // Before the capsule is asked for: making one for a device may wait for its streams.
-    if (!readable(device)) refuse_device(what, device, "");
-  }
+// stream: of the call's argument; none: host memory, which takes none
+py::object capsule_of(std::string_view what, py::handle object, std::optional<std::int64_t> stream) {
   const py::object producer = object.attr("__dlpack__");
+  py::dict arguments;
+  if (stream) arguments["stream"] = *stream;
   try {
     try {
-      return producer(py::arg("max_version") = py::make_tuple(kMajor, kMinor));
+      return producer(py::arg("max_version") = py::make_tuple(kMajor, kMinor), **arguments);
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_TypeError)) throw;  // producers of before DLPack 1.0 do not know the argument
     }
-    return producer();
+    return producer(**arguments);
   } catch (py::error_already_set& error) {
     refused(what, error, "__dlpack__");
   }
@@ -176,6 +167,7 @@ struct Layout {
   std::vector<py::ssize_t> axes;
   std::vector<py::ssize_t> strides;  // bytes
   std::byte* data = nullptr;
+  bool compact = true;               // row-major without gaps
 };
 
 // Whether every byte of the elements has an address: sums of strides beyond that are refused before anybody adds them up.
@@ -194,7 +186,6 @@ bool spans_address_space(const Layout& layout, std::int64_t item) {
 Layout layout_of(std::string_view what, const Taken& taken) {
   const Tensor& tensor = taken.tensor();
   Layout out;
-  if (!readable(tensor.device)) refuse_device(what, tensor.device, "");
   const auto label = label_from(tensor.dtype);
   if (!label) {
     raise_invalid(cat(what, " is of DLPack type ", name_of(tensor.dtype),
@@ -217,13 +208,12 @@ Layout layout_of(std::string_view what, const Taken& taken) {
   const std::int64_t item = bits < 8 ? 1 : static_cast<std::int64_t>(bits / 8);
   // From the innermost axis out. Axes of one element, and empty tensors, may carry any stride: it is never used.
   std::int64_t compact = 1;
-  bool is_compact = true;
   out.axes.resize(rank);
   out.strides.resize(rank);
   for (std::size_t axis = rank; axis-- > 0;) {
     const bool used = !empty && dims[axis] > 1;
     const std::int64_t elements = tensor.strides != nullptr && used ? tensor.strides[axis] : compact;
-    is_compact = is_compact && elements == compact;
+    out.compact = out.compact && elements == compact;
     std::int64_t bytes = 0;
     if (__builtin_mul_overflow(elements, item, &bytes)) raise_invalid(cat(what, ": axis ", axis, " has a stride of ", elements, " elements"));
     out.axes[axis] = static_cast<py::ssize_t>(dims[axis]);
@@ -233,7 +223,7 @@ Layout layout_of(std::string_view what, const Taken& taken) {
   if (!empty && !spans_address_space(out, item)) raise_invalid(cat(what, ": its strides reach beyond the address space"));
   if (bits < 8) {
     if ((taken.flags() & kSubBytePadded) != 0) raise_invalid(cat(what, ": its ", bits, "-bit elements are padded to bytes: pack them, low bits first"));
-    if (!is_compact) raise_invalid(cat(what, ": its packed ", bits, "-bit elements are not row-major: make it contiguous first"));
+    if (!out.compact) raise_invalid(cat(what, ": its packed ", bits, "-bit elements are not row-major: make it contiguous first"));
     out.axes = {static_cast<py::ssize_t>(tensor_bytes(out.dtype, out.shape))};
     out.strides = {1};
   }
@@ -248,22 +238,75 @@ Layout layout_of(std::string_view what, const Taken& taken) {
 }  // namespace
 
 void refuse_device(std::string_view what, const Device& device, std::string_view details) {
-  raise(Error(Code::kUnavailable, cat(what, " is in the memory of ", device_name(device), details,
-                                      ", and arrays are read and filled in host memory only: copy it to the "
-                                      "host first (tensor.cpu(), cupy.asnumpy(array)), or fetch into a host array and copy that to the device")));
+  const std::string_view takes = on_cuda(device) ? "; only fetch, fetch_block, fetch_many, put, put_rows and put_all take arrays there: "
+                                                 : ", and arrays are read and filled in host memory and in CUDA's only: ";
+  raise(Error(Code::kUnavailable, cat(what, " is in the memory of ", device_name(device), details, takes, "copy it to the host first (tensor.cpu(), cupy.asnumpy(array)), or give a host array")));
 }
 
-Given take(std::string_view what, py::handle object) {
-  std::unique_ptr<Taken> taken = take_capsule(what, capsule_of(what, object));
+std::optional<Device> device_of(std::string_view what, py::handle object) {
+  if (!py::hasattr(object, "__dlpack_device__")) return std::nullopt;
+  try {
+    const auto pair = py::reinterpret_borrow<py::object>(object).attr("__dlpack_device__")();
+    return Device{py::int_(pair[py::int_(0)]).cast<std::int32_t>(), py::int_(pair[py::int_(1)]).cast<std::int32_t>()};
+  } catch (py::error_already_set& error) {
+    refused(what, error, "__dlpack_device__");
+  }
+}
+
+namespace {
+
+std::unique_ptr<Taken> take_any(std::string_view what, py::handle capsule) {
+  std::unique_ptr<Taken> taken = take_capsule(what, capsule);
   if (const ManagedVersioned* versioned = taken->versioned(); versioned != nullptr && versioned->major != kMajor) {
     raise_invalid(cat(what, " comes as DLPack ", versioned->major, '.', versioned->minor, "; this build reads ", kMajor, ".x and what was before it"));
   }
+  return taken;
+}
+
+// What calls the deleter when it goes.
+py::capsule kept(std::unique_ptr<Taken> taken) {
+  py::capsule out(taken.get(), [](void* held) { delete static_cast<Taken*>(held); });
+  taken.release();  // the capsule's from here on
+  return out;
+}
+
+}  // namespace
+
+Given take(std::string_view what, py::handle object) {
+  const bool bare = PyCapsule_CheckExact(object.ptr()) != 0;
+  if (!bare) {
+    // Before the capsule is asked for: making one for a device may wait for its streams.
+    const auto device = device_of(what, object);
+    if (device && !readable(*device)) refuse_device(what, *device, "");
+  }
+  std::unique_ptr<Taken> taken = take_any(what, bare ? py::reinterpret_borrow<py::object>(object) : capsule_of(what, object, std::nullopt));
+  if (!readable(taken->tensor().device)) {
+    refuse_device(what, taken->tensor().device, bare ? " (a capsule does not say when its bytes are there: give the array that made it)" : " (which its __dlpack_device__ did not say)");
+  }
   const Layout layout = layout_of(what, *taken);
   const bool read_only = (taken->flags() & kReadOnly) != 0;
-  const py::capsule base(taken.get(), [](void* held) { delete static_cast<Taken*>(held); });
-  taken.release();  // the capsule's from here on
+  const py::capsule base = kept(std::move(taken));
   Given out{py::array(dtype_object(layout.dtype), layout.axes, layout.strides, layout.data, base), layout.dtype, layout.shape};
   if (read_only) make_read_only(out.array);
+  return out;
+}
+
+DeviceGiven take_device(std::string_view what, py::handle object, const Device& device, std::int64_t stream) {
+  std::unique_ptr<Taken> taken = take_any(what, capsule_of(what, object, stream));
+  const Device& said = taken->tensor().device;
+  if (said.type != device.type || said.id != device.id) {
+    raise_invalid(cat(what, ": its __dlpack_device__ says ", device_name(device), ", its DLPack tensor ", device_name(said)));
+  }
+  const Layout layout = layout_of(what, *taken);
+  DeviceGiven out;
+  out.type = dtype_object(layout.dtype);
+  out.label = layout.dtype;
+  out.shape = layout.shape;
+  out.axes = layout.axes;
+  out.range = {reinterpret_cast<std::uintptr_t>(layout.data), tensor_bytes(layout.dtype, layout.shape)};
+  out.contiguous = layout.compact;
+  out.read_only = (taken->flags() & kReadOnly) != 0;
+  out.keep = kept(std::move(taken));
   return out;
 }
 

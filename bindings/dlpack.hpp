@@ -6,6 +6,7 @@
 #pragma once
 
 #include "arrays.hpp"
+#include "device_array.hpp"
 
 #include "paramwire/base/types.hpp"
 
@@ -14,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -28,6 +30,7 @@ inline constexpr std::int32_t kCuda = 2;
 inline constexpr std::int32_t kCudaHost = 3;      // pinned host memory: the processor reads it
 inline constexpr std::int32_t kRocmHost = 11;     // the same
 inline constexpr std::int32_t kCudaManaged = 13;  // both see it, but reading needs a synchronisation that only CUDA can do
+constexpr bool on_cuda(const Device& device) noexcept { return device.type == kCuda || device.type == kCudaManaged; }
 
 struct DataType {
   std::uint8_t code = 0;
@@ -76,7 +79,13 @@ inline constexpr std::uint64_t kSubBytePadded = 4;
 //         type, shape or stride that can't be read, and for a producer that refuses, with its words.
 Given take(std::string_view what, py::handle object);
 
-// Raises UnavailableError: `what` is in the memory of `device`, and what is missing to read it.
+// Where `object` says that it is; nullopt: it does not say.  errors: InvalidError for a producer that refuses, with its words.
+std::optional<Device> device_of(std::string_view what, py::handle object);
+// The same from `object`, which said that it is on `device` (on_cuda). `stream`: the protocol's, that the producer's work is ordered before; -1: none.
+// errors: as take(); InvalidError when the tensor is on another device, naming both
+DeviceGiven take_device(std::string_view what, py::handle object, const Device& device, std::int64_t stream);
+
+// Raises UnavailableError: `what` is in the memory of `device`, and what to do instead.
 [[noreturn]] void refuse_device(std::string_view what, const Device& device, std::string_view details);
 
 // ---------------------------------------------------------------- out

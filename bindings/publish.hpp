@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arrays.hpp"
+#include "device_array.hpp"
 
 #include "paramwire/client/client.hpp"
 
@@ -26,9 +27,11 @@ class PyPublish {
   PyPublish(std::unique_ptr<Publisher> publisher, bool waits, std::optional<Micros> timeout, std::shared_ptr<Counters> counters, py::object owner);
   ~PyPublish();
 
-  void put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads, py::handle codec);
-  void put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape, py::handle codec);
-  void put_all(py::handle mapping, py::handle codec);
+  void put(const std::string& name, py::handle array, py::handle dtype, py::handle shape, py::handle rows, py::handle heads, py::handle codec,
+           py::handle stream);
+  void put_rows(const std::string& name, py::handle array, std::uint64_t block_bytes, py::handle dtype, py::handle shape, py::handle codec,
+                py::handle stream);
+  void put_all(py::handle mapping, py::handle codec, py::handle stream);
   // In bind_checkpoint.cpp.
   void put_checkpoint(py::handle checkpoint, py::handle replaces, std::uint32_t workers, py::handle memory_limit, py::handle progress);
   void alias(const std::string& name, const std::string& target);
@@ -52,6 +55,8 @@ class PyPublish {
     std::mutex mutex;  // a publish is one thread's: calls of several take turns
     std::unique_ptr<Publisher> publisher;
   };
+  // What `array` hands over, in host memory: out of a device's it is copied.
+  Given given(const std::string& name, py::handle array, py::handle stream);
   Source source(const std::string& name, Given given, py::handle dtype, py::handle shape, py::handle rows, py::handle heads);
   void send(std::vector<Item> items);
   template <typename Work>

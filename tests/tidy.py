@@ -40,6 +40,7 @@ LAYERS: dict[str, dict[str, str]] = {
     "client": {"base": ANY, "wire": ANY, "codec": ANY, "store": CLIENT_STORE, "net": ANY, "control": ANY},
     "server": {"base": ANY, "wire": ANY, "codec": ANY, "store": ANY, "net": ANY, "control": ANY, "optim": ANY},
     "engine": {"base": ANY, "client": ANY, "compute": ANY},
+    "interop": {"base": ANY, "client": ANY, "cuda": ANY},
 }
 BINDINGS = {
     "base": ANY,
@@ -49,6 +50,7 @@ BINDINGS = {
     "client": ANY,
     "server": ANY,
     "engine": ANY,
+    "interop": r"device_arrays",
 }
 
 # Headers of optional hardware and services stay behind one file each, so that a build without them loses one factory.

@@ -311,23 +311,26 @@ class Publish:
         rows: tuple[int, int] | None = None,
         heads: tuple[int, int, int] | None = None,
         codec: str | None = None,
+        stream: Any = None,
     ) -> None:
         """Store a tensor, or one part of it.
 
-        array:   whatever hands over its memory: numpy array, DLPack (torch, CuPy on pinned host memory, jax, ...),
-                 buffer, __array_interface__, in any layout and byte order. C-contiguous little-endian arrays are read
-                 where they are; others are copied first, row-major (see `copies`). bf16 and 8-bit floats keep their
-                 type through DLPack
+        array:   whatever hands over its memory: numpy array, DLPack (torch, CuPy, jax, ...), buffer,
+                 __array_interface__, in any layout and byte order. C-contiguous little-endian arrays are read where
+                 they are; others are copied first, row-major (see `copies`). bf16 and 8-bit floats keep their type
+                 through DLPack. In the memory of a CUDA device (DLPack, __cuda_array_interface__): C-contiguous,
+                 aligned to its elements; copied to the host first
         dtype:   the label, where numpy lacks the type: "bf16" over uint16, "f8_e4m3" over uint8, "i4" over packed
                  uint8. Nothing is cast but by a codec
         shape:   of the whole tensor, in elements; needed with `rows`, `heads`, and byte views. By default the array's
         rows:    (begin, end): the array is these rows of the tensor
         heads:   (total, begin, end): the array is these of `total` heads, groups of rows of equal size
         codec:   of this tensor, as for Server.publish; by default the publish's
+        stream:  of an array in device memory: what it has under way comes first; as Snapshot.fetch
         errors:  TypeError for what is no array; InvalidError naming tensor, expected and given; UnavailableError for
-                 an array in device memory; BackpressureError when the store is full; CorruptError
-                 when the server stored something else; DeadlineError, UnreachableError. An error of an earlier put to
-                 another process may come with a later call
+                 an array in device memory where there is no CUDA, naming what is missing; BackpressureError when the
+                 store is full; CorruptError when the server stored something else; DeadlineError, UnreachableError. An
+                 error of an earlier put to another process may come with a later call
         blocks:  to another process, until the window of unacknowledged puts has room
         """
 
@@ -340,6 +343,7 @@ class Publish:
         dtype: str | DTypeLike | None = None,
         shape: int | Iterable[int] | None = None,
         codec: str | None = None,
+        stream: Any = None,
     ) -> None:
         """Store a tensor in blocks of at most `block_bytes`, each a range of rows (none is cut). As put otherwise.
 
@@ -347,7 +351,7 @@ class Publish:
         the tensor is stored in other parts.
         """
 
-    def put_all(self, arrays: Mapping[str, Any], *, codec: str | None = None) -> None:
+    def put_all(self, arrays: Mapping[str, Any], *, codec: str | None = None, stream: Any = None) -> None:
         """Store several tensors. Arrays that are the same memory (start, dtype, shape, strides) are tied: stored
         once, the later names become aliases of the first."""
 
@@ -492,16 +496,27 @@ class Client:
         heads: tuple[int, int, int] | None = None,
         out: Any = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Fetch from the newest version; arguments and errors as for Snapshot.fetch."""
 
     @overload
     def fetch_many(
-        self, names: Mapping[str, Any], *, timeout: float | None = None, allow_missing: Iterable[str] = ()
+        self,
+        names: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        allow_missing: Iterable[str] = (),
+        stream: Any = None,
     ) -> dict[str, Any]: ...
     @overload
     def fetch_many(
-        self, names: Iterable[str], *, timeout: float | None = None, allow_missing: Iterable[str] = ()
+        self,
+        names: Iterable[str],
+        *,
+        timeout: float | None = None,
+        allow_missing: Iterable[str] = (),
+        stream: Any = None,
     ) -> dict[str, NDArray[Any]]:
         """Fetch several tensors, all of the newest version; as Snapshot.fetch_many."""
 
@@ -659,6 +674,7 @@ class Snapshot:
         heads: tuple[int, int, int] | None = None,
         out: Any = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Copy a tensor, or a range of its rows or heads, and check it.
 
@@ -667,28 +683,49 @@ class Snapshot:
         out:      a writable array or buffer to fill: numpy, DLPack, buffer, __array_interface__. C-contiguous: exactly
                   the part's bytes, of any type, filled where it is; undefined after an error. Any other layout (a
                   column slice, a transposed array): of the part's type and shape, filled after success from a copy that
-                  takes as much memory again, and counted in stats()["copies"]; with fetch_async, wait() fills it
+                  takes as much memory again, and counted in stats()["copies"]; with fetch_async, wait() fills it. In
+                  the memory of a CUDA device (DLPack, __cuda_array_interface__: torch, CuPy, jax, ...): C-contiguous,
+                  aligned to its elements, of the part's bytes. They are there, compared in device memory with what the
+                  server sealed, when the call returns; not with fetch_async
+        stream:   of an `out` in device memory: what this stream has under way comes first. A CUDA stream object of
+                  torch, CuPy or with __cuda_stream__, or its handle; 1 is the legacy default stream, 2 the per-thread
+                  one. None: what the array's library has under way on its current stream (DLPack), or on the array's
+                  `stream` (__cuda_array_interface__). -1: nothing is ordered
         returns:  a new array; with `out`, `out`
         errors:   NotFoundError; InvalidError for a range outside, an `out` of another size (naming both), a closed
-                  snapshot; UnavailableError for an `out` in device memory; StaleError when the version is gone, or
-                  the server restarted; CorruptError; DeadlineError; UnreachableError
+                  snapshot; for an `out` in device memory also when it is not contiguous, not aligned, read-only, of
+                  another device than it says, or when `stream` is being captured, with the next step; UnavailableError
+                  for one where there is no CUDA, naming what is missing, and when the device is lost; StaleError when
+                  the version is gone, or the server restarted; CorruptError; DeadlineError, also when the work before
+                  it does not end in time; UnreachableError
         """
 
-    def fetch_block(self, id: int, *, out: Any = None, timeout: float | None = None) -> Any:
+    def fetch_block(self, id: int, *, out: Any = None, timeout: float | None = None, stream: Any = None) -> Any:
         """Fetch a whole block by its id (see blocks()); as fetch."""
 
     @overload
     def fetch_many(
-        self, names: Mapping[str, Any], *, timeout: float | None = None, allow_missing: Iterable[str] = ()
+        self,
+        names: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        allow_missing: Iterable[str] = (),
+        stream: Any = None,
     ) -> dict[str, Any]: ...
     @overload
     def fetch_many(
-        self, names: Iterable[str], *, timeout: float | None = None, allow_missing: Iterable[str] = ()
+        self,
+        names: Iterable[str],
+        *,
+        timeout: float | None = None,
+        allow_missing: Iterable[str] = (),
+        stream: Any = None,
     ) -> dict[str, NDArray[Any]]:
         """Fetch several tensors, pipelined.
 
         names:          names, or a mapping of names to `out` arrays and buffers. Arrays (DLPack included) must have
                         the tensor's dtype and shape (or be uint8 with one axis), other buffers its bytes
+        stream:         as fetch, of all arrays in device memory
         allow_missing:  patterns (fnmatch) of names that are left out of the result when they are not there
         errors:         as fetch. Names, shapes and types are looked at first: one error lists all that is wrong
                         (NotFoundError if names are all of it, else InvalidError), and nothing is fetched
@@ -704,8 +741,8 @@ class Snapshot:
         timeout: float | None = None,
         allow_missing: Iterable[str] = (),
     ) -> Ticket:
-        """As fetch (one name) or fetch_many, in a thread of the client.  errors: BackpressureError past 1024
-        tickets.
+        """As fetch (one name) or fetch_many, in a thread of the client, into host memory.  errors: BackpressureError
+        past 1024 tickets.
         """
 
     def view(

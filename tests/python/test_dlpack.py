@@ -207,16 +207,29 @@ def test_a_producer_that_refuses_is_quoted(server):
             p.put("w", Producer(np.arange(3), raises=KeyboardInterrupt()))
 
 
-@pytest.mark.parametrize("device", [(abi.CUDA, 3), (abi.CUDA_MANAGED, 0), (abi.EXT, 0), (10, 0)])
-def test_device_memory_is_refused_before_a_capsule_is_made(server, client, device):
+@pytest.mark.parametrize("device", [(abi.EXT, 0), (10, 0)])
+def test_memory_of_other_devices_is_refused_before_a_capsule_is_made(server, client, device):
     with server.publish() as p:
         p.put("w", np.arange(3.0))
         producer = Producer(np.arange(3.0), device=device)
-        with pytest.raises(pw.UnavailableError, match=r"host memory only.*copy it to the host first"):
+        with pytest.raises(pw.UnavailableError, match=r"in host memory and in CUDA's only.*copy it to the host first"):
             p.put("x", producer)
     for _ in range(2):  # the first fetch takes another way than the following ones
         with pytest.raises(pw.UnavailableError, match="out is in the memory of"):
             client.fetch("w", out=producer)
+    assert producer.given == []
+
+
+@pytest.mark.parametrize("device", [(abi.CUDA, 99), (abi.CUDA_MANAGED, 99)])
+def test_cuda_memory_that_is_not_to_be_had_is_refused_before_a_capsule_is_made(server, client, device):
+    text = "libcuda|without CUDA|cuda:99: no such device|no device"  # by what this machine has
+    with server.publish() as p:
+        p.put("w", np.arange(3.0))
+        producer = Producer(np.arange(3.0), device=device)
+        with pytest.raises((pw.UnavailableError, pw.InvalidError), match=text):
+            p.put("x", producer)
+    with pytest.raises((pw.UnavailableError, pw.InvalidError), match=text):
+        client.fetch("w", out=producer)
     assert producer.given == []
 
 
