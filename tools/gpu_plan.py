@@ -83,7 +83,7 @@ METRICS = ",".join(
 )
 
 BUILD = (
-    Step("configure", "CMake, preset gpu", "cmake --preset gpu -DPARAMWIRE_BUILD_GPU_TESTS=ON", 120),
+    Step("configure", "CMake, preset gpu", "cmake --preset gpu", 120),
     Step(
         "build",
         "the programs of tests/gpu and bench/gpu",
