@@ -34,7 +34,7 @@ set(paramwire_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/paramwire)
 # Without the headers that include <infiniband/verbs.h> or <cuda.h>: who links the library needs no rdma-core and no CUDA (tests/install
 # checks).
 install(DIRECTORY cpp/paramwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT devel FILES_MATCHING PATTERN "*.hpp"
-  PATTERN "verbs_lib.hpp" EXCLUDE PATTERN "cuda" EXCLUDE REGEX "/cuda_(arrays|backend|emit|session)\\.hpp$" EXCLUDE)
+  PATTERN "verbs_lib.hpp" EXCLUDE PATTERN "cuda" EXCLUDE REGEX "/cuda_[a-z]+\\.hpp$" EXCLUDE)
 install(TARGETS paramwire EXPORT paramwire ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT devel)
 install(EXPORT paramwire NAMESPACE paramwire:: FILE paramwireTargets.cmake DESTINATION ${paramwire_cmake_dir} COMPONENT devel)
 configure_package_config_file(cmake/paramwireConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/paramwireConfig.cmake
