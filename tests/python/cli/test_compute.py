@@ -3,6 +3,9 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import paramwire
 import pytest
@@ -12,6 +15,9 @@ from paramwire.cli_bench_common import Child
 from paramwire.cli_common import CliError
 from paramwire.cli_demo import find_model
 
+ROOT = Path(__file__).parents[3]
+SIM_DRIVER = ROOT / "build" / "dev" / "tests" / "sim_cuda" / "libcuda.so.1"
+SIM_MAIN = ROOT / "tests" / "python" / "sim_cuda_main.py"
 PROMPT = ("--prompt", "the thing")
 
 
@@ -66,6 +72,25 @@ def test_a_budget_too_small_names_one_that_would_do(cli, tiny_gguf):
     with cli.serving(tiny_gguf.path) as facts:
         done = cli.run("generate", facts["address"], "--budget", "16", *PROMPT, status=1)
     assert "budget" in done.stderr
+
+
+@pytest.mark.skipif(not SIM_DRIVER.exists(), reason="build/dev has no simulated driver: no nvcc, or nothing built")
+def test_generate_makes_the_same_tokens_on_a_simulated_device(cli, tiny_gguf):
+    with cli.serving(tiny_gguf.path, "--block-bytes", "64KiB") as facts:
+        expected = generate(cli, facts["address"])
+        for budget in (("--budget", "75%"), ()):
+            words = ["generate", facts["address"], "--json", "--ignore-end", "--tokens", "9", *PROMPT, *budget]
+            done = subprocess.run(
+                [sys.executable, SIM_MAIN, SIM_DRIVER, *words, "--backend", "cuda:0"],
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            assert done.returncode == 0, done.stderr
+            result = json.loads(done.stdout.splitlines()[-1])
+            assert result["ids"] == expected["ids"]
+            assert not budget or result["held_bytes_max"] <= result["budget_bytes"] < result["model_bytes"]
 
 
 @pytest.mark.parametrize("command", [("generate",), ("bench", "generate")])
