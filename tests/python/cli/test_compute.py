@@ -9,6 +9,7 @@ from pathlib import Path
 
 import paramwire
 import pytest
+import sim_cuda_main
 from paramwire import cli_demo
 from paramwire.cli import main
 from paramwire.cli_bench_common import Child
@@ -17,7 +18,6 @@ from paramwire.cli_demo import find_model
 
 ROOT = Path(__file__).parents[3]
 SIM_DRIVER = ROOT / "build" / "dev" / "tests" / "sim_cuda" / "libcuda.so.1"
-SIM_MAIN = ROOT / "tests" / "python" / "sim_cuda_main.py"
 PROMPT = ("--prompt", "the thing")
 
 
@@ -81,7 +81,7 @@ def test_generate_makes_the_same_tokens_on_a_simulated_device(cli, tiny_gguf):
         for budget in (("--budget", "75%"), ()):
             words = ["generate", facts["address"], "--json", "--ignore-end", "--tokens", "9", *PROMPT, *budget]
             done = subprocess.run(
-                [sys.executable, SIM_MAIN, SIM_DRIVER, *words, "--backend", "cuda:0"],
+                [sys.executable, sim_cuda_main.__file__, SIM_DRIVER, *words, "--backend", "cuda:0"],
                 check=False,
                 capture_output=True,
                 text=True,
