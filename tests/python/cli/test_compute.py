@@ -79,7 +79,7 @@ def test_generate_makes_the_same_tokens_on_a_simulated_device(cli, tiny_gguf):
     with cli.serving(tiny_gguf.path, "--block-bytes", "64KiB") as facts:
         expected = generate(cli, facts["address"])
         for budget in (("--budget", "75%"), ()):
-            words = ["generate", facts["address"], "--json", "--ignore-end", "--tokens", "9", *PROMPT, *budget]
+            words = ["generate", facts["address"], "--json", "--ignore-end", "--tokens", "3", *PROMPT, *budget]
             done = subprocess.run(
                 [sys.executable, sim_cuda_main.__file__, SIM_DRIVER, *words, "--backend", "cuda:0"],
                 check=False,
@@ -89,7 +89,7 @@ def test_generate_makes_the_same_tokens_on_a_simulated_device(cli, tiny_gguf):
             )
             assert done.returncode == 0, done.stderr
             result = json.loads(done.stdout.splitlines()[-1])
-            assert result["ids"] == expected["ids"]
+            assert result["ids"] == expected["ids"][:3]
             assert not budget or result["held_bytes_max"] <= result["budget_bytes"] < result["model_bytes"]
 
 
