@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def bundle_problem(folder: Path) -> gpu_machine.Missing | None:
         )
     try:
         changed = gpu_bundle.differences(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # the last ones: JSON of another shape
         return gpu_machine.Missing(f"a whole gpu-bundle/: {error}", "make gpu-bundle again, where the network is", True)
     if changed:
         return gpu_machine.Missing(
@@ -196,7 +197,20 @@ def bundle_problem(folder: Path) -> gpu_machine.Missing | None:
 
 
 def names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    out = [name.strip() for name in text.split(",") if name.strip()]
+    if not out:
+        raise argparse.ArgumentTypeError("names no step")
+    return out
+
+
+def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = kind(text)
+        if not (value > 0 and math.isfinite(value)):
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    return number
 
 
 def chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[Step]:
@@ -210,7 +224,10 @@ def chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gpu_check.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="gpu_check.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--dry-run", action="store_true", help="print the steps, and run nothing")
     parser.add_argument(
@@ -228,13 +245,17 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--programs", type=Path, metavar="DIR", help="take the programs from here, not from the build")
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=positive(float),
         default=RUN_SECONDS,
         metavar="S",
         help="past these, optional steps are left out (default 600)",
     )
     parser.add_argument(
-        "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="of the build (default: all cores)"
+        "--jobs",
+        type=positive(int),
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="of the build (default: all cores)",
     )
     return parser
 
@@ -255,7 +276,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     problem = None if options.simulated else bundle_problem(ROOT / "gpu-bundle")
     if problem:
         machine.missing.append(problem)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {out}: {error.strerror}")
     run = Run(machine, where, out, simulated=options.simulated, run_seconds=options.seconds)
     for name, value in machine.facts.items():
         print(f"  {name:<18} {value}")

@@ -345,6 +345,23 @@ def test_make_lists_what_it_would_run_and_runs_nothing(words):
     assert "compute-sanitizer --tool racecheck" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--only", ","), "names no step"),
+        (("--seconds", "nan"), "is not above 0"),
+        (("--jobs", "0"), "is not above 0"),
+        (("--simulate",), "unrecognized arguments"),
+        (("--simulated", "--only", "model", "--out", "/dev/null/x"), "--out /dev/null/x"),
+    ],
+)
+def test_words_that_cannot_be_meant_are_wrong_usage(capsys, words, told):
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main(words)
+    assert ended.value.code == gpu_check.USAGE
+    assert told in capsys.readouterr().err
+
+
 def test_an_unknown_step_is_wrong_usage(capsys):
     with pytest.raises(SystemExit) as ended:
         gpu_check.main(["--only", "nonsense"])
