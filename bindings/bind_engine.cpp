@@ -5,6 +5,7 @@
 #include "graph.hpp"
 #include "module.hpp"
 
+#include "paramwire/base/fork_guard.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/engine/engine.hpp"
 
@@ -46,6 +47,11 @@ std::vector<Token> tokens_from(py::handle tokens) {
   return out;
 }
 
+const PySnapshot& snapshot_of(py::handle object) {
+  if (!py::isinstance<PySnapshot>(object)) throw py::type_error(cat("snapshot must be a Snapshot, not ", type_name(object)));
+  return object.cast<const PySnapshot&>();
+}
+
 class PyEngine {
  public:
   PyEngine(const PySnapshot& snapshot, const PyGraph& graph, EngineOptions options, py::object owner) : owner_(std::move(owner)) {
@@ -79,7 +85,7 @@ class PyEngine {
     check(interruptible([shared = open(), core = next.core()] { return shared->engine->prepare(core); }));
   }
   void adopt(py::object next) {
-    check(interruptible([shared = open(), core = next.cast<const PySnapshot&>().core()] {
+    check(interruptible([shared = open(), core = snapshot_of(next).core()] {
       const std::lock_guard lock(shared->mutex);
       return shared->engine->adopt(core);
     }));
@@ -114,9 +120,11 @@ class PyEngine {
   struct Shared {
     std::mutex mutex;  // an engine is one thread's: calls of several take turns
     std::unique_ptr<Engine> engine;
+    const ForkGuard fork;  // another thread may have held the mutex
   };
   std::shared_ptr<Shared> open() const {
     if (!shared_) raise_invalid("the engine is closed");
+    check(shared_->fork.check("engine"));
     return shared_;
   }
 
@@ -139,7 +147,7 @@ void bind_engine(py::module_& module) {
              options.source = source_word(source);
              options.versions = versions;
              options.fetch_timeout = micros_required(fetch_timeout, "fetch_timeout");
-             const PySnapshot& held = snapshot.cast<const PySnapshot&>();
+             const PySnapshot& held = snapshot_of(snapshot);
              return std::make_unique<PyEngine>(held, graph, std::move(options), std::move(snapshot));
            }),
            py::arg("snapshot"), py::arg("graph"), py::kw_only(), py::arg("budget") = 0, py::arg("backend") = "cpu", py::arg("threads") = 0,

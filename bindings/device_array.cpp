@@ -5,6 +5,7 @@
 
 #include "paramwire/base/text.hpp"
 
+#include <limits>
 #include <string>
 
 namespace paramwire::bindings {
@@ -35,10 +36,15 @@ std::shared_ptr<DeviceArrays> need_devices(std::string_view what) {
 
 // The handle that an object of torch, CuPy, or of whoever follows CUDA Python's protocol has; nullopt: it is none of them.
 std::optional<std::uint64_t> handle_of(py::handle stream) {
-  const auto number = [](const py::object& value) { return py::int_(value).cast<std::uint64_t>(); };
+  const auto number = [&](const py::object& value) {
+    const auto handle = value_from<std::uint64_t>(value, "stream", "a stream with a handle");
+    if (handle > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) raise_invalid(cat("stream has the handle ", handle, ", which is no address"));
+    return handle;
+  };
   if (py::hasattr(stream, "__cuda_stream__")) {
     py::object pair = stream.attr("__cuda_stream__");
     if (PyCallable_Check(pair.ptr()) != 0) pair = pair();
+    if (!py::isinstance<py::tuple>(pair) || py::len(pair) != 2) throw py::type_error(cat("__cuda_stream__ of the stream gave ", std::string(py::repr(pair)), ", expected (version, handle)"));
     return number(pair[py::int_(1)]);
   }
   for (const char* name : {"cuda_stream", "ptr"}) {

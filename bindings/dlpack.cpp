@@ -112,6 +112,7 @@ class Taken {
 
 // Renames first: from then on the deleter is ours to call, whatever happens.
 std::unique_ptr<Taken> take_capsule(std::string_view what, py::handle capsule) {
+  if (PyCapsule_CheckExact(capsule.ptr()) == 0) throw py::type_error(cat(what, ": its __dlpack__ gave ", type_name(capsule), ", not a capsule"));
   const char* name = PyCapsule_GetName(capsule.ptr());
   if (name == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
   const std::string found = name != nullptr ? name : "";
@@ -250,6 +251,8 @@ std::optional<Device> device_of(std::string_view what, py::handle object) {
     return Device{py::int_(pair[py::int_(0)]).cast<std::int32_t>(), py::int_(pair[py::int_(1)]).cast<std::int32_t>()};
   } catch (py::error_already_set& error) {
     refused(what, error, "__dlpack_device__");
+  } catch (const py::cast_error&) {
+    raise_invalid(cat(what, ": its __dlpack_device__ gave a number beyond 32 bits"));
   }
 }
 

@@ -1183,8 +1183,10 @@ class Engine:
         What stays and did not change is kept. So are keys and values, which the old weights made: rewind() for a text
         of the new ones alone.
 
-        errors:  InvalidError naming the first difference of names, dtypes, shapes, cuts into blocks or encoding; with
-                 versions=2 also those of prepare(). The engine is then as before
+        errors:  InvalidError naming the first difference of names, dtypes, shapes or cuts into blocks, or what is
+                 encoded where nothing was; InvalidError for a closed snapshot; UnavailableError where the engine
+                 computes on views and this has none; with versions=2 also those of prepare(). The engine is then
+                 as before
         """
 
     def prepare(self, snapshot: Snapshot) -> None:

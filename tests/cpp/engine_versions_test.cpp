@@ -16,7 +16,9 @@
 #include <set>
 #include <span>
 #include <string>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace paramwire {
@@ -234,6 +236,35 @@ TEST_P(EngineVersions, AnotherModelIsRefusedByNameAndTheEngineGoesOn) {
   refused("the shape of tensor \"blk.0.ffn_down.weight\"");
   republish(tensor.dtype, tensor.shape, 8);
   refused("the number of blocks of tensor \"blk.0.ffn_down.weight\"");
+}
+
+TEST_P(EngineVersions, AClosedSnapshotIsRefusedAndTheEngineGoesOn) {
+  for (const std::uint32_t versions : {1U, 2U}) {
+    const auto engine = must(open(0, versions));
+    const auto closed = newest();
+    closed->close();
+    EXPECT_EQ(engine->adopt(closed).error().code(), Code::kInvalid);
+    EXPECT_EQ(engine->prepare(closed).error().code(), Code::kInvalid);
+    expect_computes(*engine, plain_logits(), "after the refusal");
+  }
+}
+
+TEST_P(EngineVersions, TheChildOfAForkIsRefusedAndLeavesTheEngineToItsParent) {
+  auto engine = must(open(smallest_budget(1), 1));
+  expect_computes(*engine, plain_logits(), "opened");
+  const auto next = newest();
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    // No assertion here: what it prints would be lost.
+    const bool refused = !engine->adopt(next).ok() && !engine->prepare(next).ok() && !engine->rewind(0).ok() && !engine->step({&kTokens[0], 1}).ok();
+    engine.reset();
+    ::_exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  expect_computes(*engine, plain_logits(), "in the parent");
 }
 
 TEST_P(EngineVersions, AnEngineWhoseSnapshotEndedGoesOnWithTheNext) {

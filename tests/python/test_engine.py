@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -118,6 +119,30 @@ def test_an_engine_goes_on_with_another_version(client, server, graph, published
         assert engine.step([1]).shape == (50,)
     with client.snapshot(version=newest.version) as snapshot, pytest.raises(pw.InvalidError, match="versions is 3"):
         pw.Engine(snapshot, graph, versions=3)
+
+
+@pytest.mark.parametrize("versions", [1, 2])
+@pytest.mark.parametrize("end", ["close", "del"])
+def test_the_child_of_a_fork_ends_with_its_parents_engine_open(client, graph, published, versions, end):
+    engine = pw.Engine(client.snapshot(), graph, threads=2, versions=versions)
+    engine.step([1])
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with pytest.raises(pw.InvalidError, match="fork"):
+                engine.step([1])
+            if end == "close":
+                engine.close()
+            del engine
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert engine.step([2]).shape == (50,)
+    with pytest.raises(TypeError, match="snapshot must be a Snapshot, not int"):
+        engine.adopt(3)
+    engine.close()
 
 
 def test_an_engine_says_what_does_not_fit(client, server, graph, published):

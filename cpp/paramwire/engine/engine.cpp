@@ -1,5 +1,6 @@
 #include "paramwire/engine/engine.hpp"
 
+#include "paramwire/base/fork_guard.hpp"
 #include "paramwire/base/text.hpp"
 #include "paramwire/base/thread.hpp"
 #include "paramwire/client/encoded_reads.hpp"
@@ -16,7 +17,7 @@ namespace {
 // Rows by data are fetched in batches of at most this many bytes, taken out of the budget: 64 embedding rows of 4 KiB hide a
 // round trip, and a prompt rarely has more distinct tokens in one step. Longer rows (experts, of MiBs) come in twos: that hides
 // the round trip, and more would take memory from what stays.
-constexpr std::uint64_t kRowsBytes = 256 * 1024;
+constexpr std::uint64_t kRowsBytes = StreamingEngine::kRowsBytes;
 // Copies need a second transfer on its way while one is being received and checked; views have no transfer to hide.
 constexpr unsigned kCopyThreads = 2;
 
@@ -525,10 +526,47 @@ std::string StreamingEngine::description() const {
              " of ", human_bytes(plan_.walk_bytes), " resident", options_.versions > 1 ? ", twice" : "", ", window ", human_bytes(plan_.window_bytes));
 }
 
+namespace {
+
+// In the child of a fork an engine's threads are not there, and its locks are as they were: it is left alone, and left behind.
+class GuardedEngine final : public Engine {
+ public:
+  explicit GuardedEngine(std::unique_ptr<StreamingEngine> engine) : engine_(std::move(engine)) {}
+  ~GuardedEngine() override {
+    if (fork_.in_child()) static_cast<void>(engine_.release());
+  }
+  Result<std::span<const float>> step(std::span<const Token> tokens) override {
+    PARAMWIRE_CHECK(fork_.check("engine"));
+    return engine_->step(tokens);
+  }
+  Status rewind(std::uint64_t position) override {
+    PARAMWIRE_CHECK(fork_.check("engine"));
+    return engine_->rewind(position);
+  }
+  Status adopt(std::shared_ptr<Snapshot> next) override {
+    PARAMWIRE_CHECK(fork_.check("engine"));
+    return engine_->adopt(std::move(next));
+  }
+  Status prepare(std::shared_ptr<Snapshot> next) override {
+    PARAMWIRE_CHECK(fork_.check("engine"));
+    return engine_->prepare(std::move(next));
+  }
+  std::uint64_t position() const override { return engine_->position(); }
+  EngineStats stats() const override { return fork_.in_child() ? EngineStats() : engine_->stats(); }
+  const Snapshot& snapshot() const override { return engine_->snapshot(); }
+  std::string description() const override { return engine_->description(); }
+
+ private:
+  const ForkGuard fork_;
+  std::unique_ptr<StreamingEngine> engine_;
+};
+
+}  // namespace
+
 Result<std::unique_ptr<Engine>> Engine::open(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options) {
   auto engine = std::make_unique<StreamingEngine>();
   PARAMWIRE_CHECK(engine->open(std::move(snapshot), graph, options));
-  return std::unique_ptr<Engine>(std::move(engine));
+  return std::unique_ptr<Engine>(std::make_unique<GuardedEngine>(std::move(engine)));
 }
 
 }  // namespace paramwire

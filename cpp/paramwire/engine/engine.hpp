@@ -6,7 +6,7 @@
 //
 // Another version of the same model takes its place by adopt(): plan, memory and captured graphs stay.
 //
-// threads: one at a time, but for prepare() and stats().  Prefetch threads are named "pw-prefetch".
+// threads: one at a time, but for prepare() and stats().  Prefetch threads are named "pw-prefetch". In the child of a fork every call is kInvalid.
 #pragma once
 
 #include "paramwire/base/error.hpp"
@@ -79,8 +79,9 @@ class Engine {
 
   // Goes on with `next`, another version of the same model, from the next step on: between steps, in their thread. What stays and has not changed is kept.
   // The cache keeps keys and values that the old weights made: rewind(0) for a text of the new ones alone.
-  // errors: kInvalid: names, dtypes, shapes, cuts into blocks, or encoding differ from what this engine was opened with, naming the first; with
-  //         versions = 2 also those of prepare(). The engine is then as before.
+  // errors: kInvalid: names, dtypes, shapes or cuts into blocks differ from what this engine was opened with, or something is encoded where nothing was, naming
+  //         the first; a closed snapshot; kUnavailable: it computes on views, and `next` has none; with versions = 2 also those of prepare(). The
+  //         engine is then as before.
   virtual Status adopt(std::shared_ptr<Snapshot> next) = 0;
   // Fetches what `next` changes of what stays into the memory of the second version, and checks it there; adopt(next) is then an exchange. In any one
   // thread, while another one makes steps. What streams is not fetched ahead. With versions = 1: looks whether `next` fits, and no more.

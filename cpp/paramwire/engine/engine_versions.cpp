@@ -20,7 +20,13 @@ Status StreamingEngine::open_beside() {
 }
 
 // What was planned, reserved and captured must serve `next` as well.
-Status StreamingEngine::check_same_model(const Snapshot& next) const {
+Status StreamingEngine::check_same_model(Snapshot& next) const {
+  PARAMWIRE_CHECK(next.fetch({}));  // nothing: whether it is open
+  if (views_) {
+    const Piece& piece = plan_.pieces.front();
+    auto view = next.view(need_of(piece).tensor, part_of(need_of(piece), piece));
+    if (!view.ok() && view.error().code() == Code::kUnavailable) return std::move(view).error();
+  }
   const auto differs = [&](const Need& need, std::string_view what, const auto& is, const auto& was) {
     return Error(Code::kInvalid, cat("version ", next.version(), " is not the model that this engine was opened with: ", what, " of tensor \"", need.tensor, "\" is ", is, ", and was ", was,
                                      ": open another engine for it"));
@@ -31,7 +37,11 @@ Status StreamingEngine::check_same_model(const Snapshot& next) const {
     PARAMWIRE_TRY(was, snapshot_->find(need.tensor));
     if (is.dtype != was.dtype) return differs(need, "the type", dtype_name(is.dtype), dtype_name(was.dtype));
     if (is.shape != was.shape) return differs(need, "the shape", is.shape, was.shape);
-    if (is.codec != CodecId::kRaw && was.codec == CodecId::kRaw) return differs(need, "the encoding", codec_name(is.codec), "raw, for which no memory to decode was planned");
+    // Whether a small block is encoded may change with its values: what the plan has memory for may be.
+    const bool decodes = walk_encoded_ && (need.access == Access::kWhole || need.row_bytes <= kRowsBytes);
+    if (is.codec != CodecId::kRaw && was.codec == CodecId::kRaw && !decodes) {
+      return differs(need, "the encoding", codec_name(is.codec), "raw, for which no memory to decode was planned");
+    }
     if (need.access == Access::kRowsByData) continue;
     PARAMWIRE_TRY(cuts, next.row_cuts(need.tensor));
     if (cuts != cuts_[walked]) return differs(need, "the number of blocks", cat(cuts.size(), ", or where they are cut,"), cuts_[walked].size());

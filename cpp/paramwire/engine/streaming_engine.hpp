@@ -39,6 +39,8 @@ inline Shard part_of(const Need& need, const Piece& piece) {
 
 class StreamingEngine final : public Engine {
  public:
+  static constexpr std::uint64_t kRowsBytes = 256 * 1024;  // of a batch of rows by data; see engine.cpp
+
   ~StreamingEngine() override;
   Status open(std::shared_ptr<Snapshot> snapshot, const Graph& graph, const EngineOptions& options);
 
@@ -74,7 +76,7 @@ class StreamingEngine final : public Engine {
 
   // engine_versions.cpp
   using Identities = std::vector<std::optional<Snapshot::Identity>>;  // by piece: of those that stay
-  Status check_same_model(const Snapshot& next) const;
+  Status check_same_model(Snapshot& next) const;
   Result<Identities> identities_of(const Snapshot& snapshot) const;
   Status fill_other(Snapshot& next);
   Status fill_piece(Snapshot& next, std::size_t index, bool same);
