@@ -203,11 +203,11 @@ def names(text: str) -> list[str]:
     return out
 
 
-def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+def at_least(least: int, kind: Callable[[str], float]) -> Callable[[str], float]:
     def number(text: str) -> float:
         value = kind(text)
-        if not (value > 0 and math.isfinite(value)):
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        if not (value >= least and math.isfinite(value)):
+            raise argparse.ArgumentTypeError(f"{text} is not a number from {least} up")
         return value
 
     return number
@@ -245,14 +245,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--programs", type=Path, metavar="DIR", help="take the programs from here, not from the build")
     parser.add_argument(
         "--seconds",
-        type=positive(float),
+        type=at_least(0, float),
         default=RUN_SECONDS,
         metavar="S",
         help="past these, optional steps are left out (default 600)",
     )
     parser.add_argument(
         "--jobs",
-        type=positive(int),
+        type=at_least(1, int),
         default=len(os.sched_getaffinity(0)),
         metavar="N",
         help="of the build (default: all cores)",

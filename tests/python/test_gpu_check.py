@@ -349,8 +349,8 @@ def test_make_lists_what_it_would_run_and_runs_nothing(words):
     ("words", "told"),
     [
         (("--only", ","), "names no step"),
-        (("--seconds", "nan"), "is not above 0"),
-        (("--jobs", "0"), "is not above 0"),
+        (("--seconds", "nan"), "is not a number from 0 up"),
+        (("--jobs", "0"), "is not a number from 1 up"),
         (("--simulate",), "unrecognized arguments"),
         (("--simulated", "--only", "model", "--out", "/dev/null/x"), "--out /dev/null/x"),
     ],
