@@ -142,6 +142,18 @@ TEST(CudaSession, AnAbandonedStepLeavesPositionAndTheNextOneIsRight) {
   EXPECT_LE(largest_difference(must(fixture.step(kTokens[0])), wanted[0]), kTolerance);
 }
 
+TEST(CudaSession, MoreTokensInAStepThanAGridHasBlocksAreRefusedWhenItIsOpened) {
+  Gpu gpu(sim_options(SimOrder::kLate));
+  const Graph graph = must(llama_graph(oracle::small_llama(), Naming::kGguf));
+  const auto tensors = oracle::random_tensors(graph, DType::kF32, kSeed);
+  SessionOptions options;
+  options.step_tokens = 65'536;
+  const auto refused = gpu.backend->open_session(must(graph.bind(oracle::infos(tensors))), options);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), Code::kInvalid);
+  EXPECT_NE(refused.error().message().find("step_tokens is 65536, expected at most 16777216 and 65535"), std::string::npos) << refused.error().message();
+}
+
 TEST(CudaSession, WhatItCannotComputeIsRefusedWhenItIsOpened) {
   Gpu gpu(sim_options(SimOrder::kLate));
   LlamaConfig config = oracle::small_llama();

@@ -21,6 +21,8 @@ constexpr Kernel kBias[] = {Kernel::k_bias_f32, Kernel::k_bias_bf16, Kernel::k_b
 
 // Kernel arguments and grids are 32 bits; positions too.
 constexpr std::uint64_t kContextMax = 1U << 24, kAxisMax = 1U << 30;
+// Tokens of a step are an axis of grids whose limit is this (CUDA Programming Guide, "Compute Capabilities": y and z dimension of a grid).
+constexpr std::uint64_t kStepTokensMax = 65'535;
 
 std::size_t format_of(DType dtype) noexcept { return dtype == DType::kF32 ? 0 : dtype == DType::kBF16 ? 1 : 2; }
 Half half_of(DType dtype) noexcept { return dtype == DType::kBF16 ? Half::kBF16 : dtype == DType::kF16 ? Half::kF16 : Half::kNone; }
@@ -40,8 +42,9 @@ Status CudaEmitter::prepare(const cuda::Stream& stream) {
 }
 
 Status CudaEmitter::check_sizes() const {
-  if (options_.context_tokens > kContextMax || options_.step_tokens > kContextMax) {
-    return Error(Code::kInvalid, cat("cuda session: context_tokens is ", options_.context_tokens, ", step_tokens is ", options_.step_tokens, ", expected at most ", kContextMax));
+  if (options_.context_tokens > kContextMax || options_.step_tokens > kStepTokensMax) {
+    return Error(Code::kInvalid, cat("cuda session: context_tokens is ", options_.context_tokens, ", step_tokens is ", options_.step_tokens, ", expected at most ", kContextMax, " and ",
+                                     kStepTokensMax, "; longer prompts are given in several steps"));
   }
   for (const Parameter& parameter : binding_.graph().parameters()) {
     for (const std::uint64_t size : parameter.shape.dims()) {
