@@ -3,6 +3,7 @@
 
 #include "cpp/compute_oracle.hpp"
 #include "paramwire/client/client.hpp"
+#include "paramwire/codec/payload.hpp"
 #include "paramwire/compute/llama.hpp"
 #include "paramwire/engine/engine.hpp"
 #if PARAMWIRE_HAVE_CUDA
@@ -236,6 +237,39 @@ TEST_P(EngineVersions, AnotherModelIsRefusedByNameAndTheEngineGoesOn) {
   refused("the shape of tensor \"blk.0.ffn_down.weight\"");
   republish(tensor.dtype, tensor.shape, 8);
   refused("the number of blocks of tensor \"blk.0.ffn_down.weight\"");
+}
+
+// Whether a small block becomes smaller by its codec follows from its values.
+TEST_P(EngineVersions, ABlockThatIsEncodedInOneVersionAndRawInTheNextIsNoOtherModel) {
+  PayloadEncoder encoder;
+  const auto publish_encoded = [&](const std::set<std::string>& raw) {
+    auto publish = must(rig_.server->publish());
+    for (const auto& [name, tensor] : tensors_) {
+      if (tensor.shape.rank() > 1) must(publish.remove(name));  // its two blocks
+    }
+    static_cast<void>(must(publish.finish()));
+    auto again = must(rig_.server->publish());
+    for (const auto& [name, tensor] : tensors_) {
+      const auto payload = must(encoder.encode({{}, raw.contains(name) ? CodecId::kRaw : CodecId::kPlanes}, tensor.dtype, tensor.bytes, 1));
+      must(again.put({name, tensor.dtype, tensor.shape, {}, payload.codec, payload.bytes.size()}, payload.bytes));
+    }
+    static_cast<void>(must(again.finish()));
+  };
+  publish_encoded(kMatrix);
+  ASSERT_EQ(must(newest()->find(*kMatrix.begin())).codec, CodecId::kRaw);
+  for (const std::uint32_t versions : {1U, 2U}) {
+    auto engine = open(0, versions);
+    if (GetParam().source == Source::kView) {
+      EXPECT_EQ(engine.error().code(), Code::kUnavailable) << "views show stored bytes";
+      continue;
+    }
+    ASSERT_TRUE(engine.ok()) << engine.error().to_string();
+    for (const auto& raw : {std::set<std::string>{}, kVector, kMatrix}) {
+      publish_encoded(raw);
+      must((*engine)->adopt(newest()));
+      expect_computes(**engine, plain_logits(), "adopted");
+    }
+  }
 }
 
 TEST_P(EngineVersions, AClosedSnapshotIsRefusedAndTheEngineGoesOn) {
